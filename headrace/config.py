@@ -1,0 +1,51 @@
+"""The one configuration object: every limit and every interval, each with its unit in its name.
+
+Limits that can change a result (`*_max` of calls, depth, writes, bytes) count; none of them measures time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    # An epoch closes when it has this many transactions, or this long after its first one. With an interval of 0 it
+    # closes as soon as what came together has been taken: while one epoch runs, the next one gathers.
+    epoch_transactions_max: int = 1_000
+    epoch_interval_us: int = 0
+
+    # One transaction.
+    calls_max: int = 10_000
+    depth_max: int = 256
+    writes_max: int = 100_000
+    transaction_bytes_max: int = 64 << 20
+
+    # One value (state, all arguments of one call, result) and one key.
+    value_bytes_max: int = 1 << 20
+    value_depth_max: int = 64
+    key_bytes_max: int = 512
+    request_id_bytes_max: int = 256
+
+    # What is kept to answer a repeated request id: as many transactions, as long as this.
+    request_ids_max: int = 100_000
+    request_id_retention_us: int = 600_000_000
+
+    # Back-pressure: transactions taken from clients and not answered yet.
+    pending_transactions_max: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not int:
+                raise ConfigError(f"{field.name} is {value!r}; it must be an int")
+            least = 0 if field.name in ("epoch_interval_us", "request_id_retention_us", "request_ids_max") else 1
+            if not least <= value < 1 << 62:
+                raise ConfigError(f"{field.name} is {value}; it must be between {least} and 2**62")
+        if self.value_depth_max > 200:
+            raise ConfigError(f"value_depth_max is {self.value_depth_max}; deeper than 200 is not carried anywhere")

@@ -1,0 +1,55 @@
+"""Egress: which replies belong to whom, and when they may leave.
+
+A submission is answered once, when the last epoch that holds one of its rows is final.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.core.epoch import FINAL, Epoch
+from headrace.wire.messages import Answers, Failure, RequestIds
+
+
+class Submission:
+    """Where the rows of one submitted batch went: stretches of epochs, in the batch's order."""
+
+    __slots__ = ("ids", "stretches", "token")
+
+    def __init__(self, token: Any, ids: RequestIds) -> None:
+        self.token = token  # the driver's: it comes back with the answers
+        self.ids = ids
+        self.stretches: list[tuple[Epoch | Failure, int, int]] = []
+
+    def add(self, epoch: Epoch, start: int, stop: int) -> None:
+        self.stretches.append((epoch, start, stop))
+
+    def refuse(self, failure: Failure) -> None:
+        self.stretches.append((failure, 0, 1))
+
+    def is_final(self) -> bool:
+        # Epochs become final in order, and only the last stretches can lie in the one that is open.
+        for epoch, _, _ in reversed(self.stretches):
+            if isinstance(epoch, Epoch):
+                return epoch.phase == FINAL
+        return True
+
+    def answers(self) -> Answers:
+        tids: list[int | None] = []
+        epochs: list[int | None] = []
+        results: list[Any] = []
+        failures: dict[int, Failure] = {}
+        for epoch, start, stop in self.stretches:
+            if isinstance(epoch, Failure):
+                failures[len(tids)] = epoch
+                tids.append(None)
+                epochs.append(None)
+                results.append(None)
+                continue
+            if epoch.failures:
+                at = len(tids) - start
+                failures.update((at + row, why) for row, why in epoch.failures.items() if start <= row < stop)
+            tids += epoch.tids[start:stop]
+            epochs += [epoch.number] * (stop - start)
+            results += epoch.results[start:stop]
+        return Answers(self.ids, tids, epochs, results, failures)

@@ -1,0 +1,73 @@
+"""An epoch: a batch of transactions, in columns, from its first request to its replies.
+
+Row i is one transaction; its TID is `tids[i]`. An epoch is OPEN while it gathers, CLOSED once it has its TIDs and its
+place in the log, FINAL once every row has its result or failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.core.program import Args, Entry
+from headrace.wire.messages import Failure, RequestIds, id_of
+from headrace.wire.values import Key
+
+OPEN, CLOSED, FINAL = "open", "closed", "final"
+
+
+class Epoch:
+    __slots__ = (
+        "args",
+        "continues",
+        "entries",
+        "failures",
+        "first",
+        "has_ids",
+        "ids",
+        "keys",
+        "number",
+        "opened_us",
+        "phase",
+        "results",
+        "tids",
+    )
+
+    def __init__(self, number: int, first: int, opened_us: int) -> None:
+        self.number, self.first, self.opened_us = number, first, opened_us  # first: how many rows came before
+        self.phase = OPEN
+        self.has_ids = False  # whether any row has a request id: rows of a source batch have none
+        self.ids: list[RequestIds] = []  # of the batches whose last row is here
+        self.continues = False  # whether the batch of the last row goes on in the next epoch
+        self.entries: list[Entry] = []
+        self.keys: list[Key] = []
+        self.args: list[Args] = []
+        self.tids = range(0)
+        self.results: list[Any] = []  # sealed; None where the row failed
+        self.failures: dict[int, Failure] = {}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Batch:
+    """Admitted calls that came together, as columns; some may turn out to be repeats."""
+
+    __slots__ = ("args", "entries", "ids", "keys", "source")
+
+    def __init__(
+        self,
+        ids: RequestIds,
+        entries: list[Entry],
+        keys: list[Key],
+        args: list[Args],
+        source: tuple[str, int] | None = None,
+    ) -> None:
+        self.ids, self.entries, self.keys, self.args = ids, entries, keys, args
+        self.source = source  # (query id, batch id): taken once as a whole, so its rows' ids are not kept
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def row(self, at: int) -> Batch:
+        ids = [id_of(self.ids, at)]
+        return Batch(ids, self.entries[at : at + 1], self.keys[at : at + 1], self.args[at : at + 1])

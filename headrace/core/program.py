@@ -1,0 +1,290 @@
+"""An app made ready to run: every function with its check for arguments, its operator's table, its contexts.
+
+Decides whether a call may be made (names, keys, arguments), for calls from outside and between functions alike.
+
+Rules:
+1. Arguments that are all scalars are handed on as they are; if any of them is not, the whole tuple is encoded.
+2. Annotations are enforced, never coerced: an argument fits or the call is refused.
+
+Never here: which transaction calls, or when.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import msgspec
+
+from headrace.config import Config
+from headrace.errors import BadArguments, BadKey, BadValue, ModelError, TooLarge, UnknownFunction
+from headrace.model.app import App, hints_of
+from headrace.model.operator import Function
+from headrace.wire.values import INT_MAX, INT_MIN, KEPT, SMALL, Key, Values
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()  # an entity without state
+
+Table = dict[Key, Any]  # one operator's entities: key -> sealed value
+Args = tuple[Any, ...]
+
+
+class Program:
+    """The app, compiled. `functions` finds an entry by reference (`transfer`) and by name ("account.transfer")."""
+
+    def __init__(self, app: App, config: Config) -> None:
+        self.app, self.config = app, config
+        self.values = Values(app.records(), bytes_max=config.value_bytes_max, depth_max=config.value_depth_max)
+        self.tables: dict[str, Table] = {name: {} for name in app.operators}
+        self.functions: dict[Function | str, Entry] = {}
+        for function in app.functions:
+            entry = Entry(function, self.tables[function.operator.name], self.values)
+            self.functions[function] = self.functions[function.full_name] = entry
+
+    @property
+    def entries(self) -> Iterator[Entry]:
+        """Every entry, once."""
+        for name, entry in self.functions.items():
+            if type(name) is str:
+                yield entry
+                yield entry.sealed
+
+    def find(self, function: object) -> Entry:
+        """The entry of a function, or the reason why there is none."""
+        if isinstance(function, Function | str):
+            entry = self.functions.get(function)
+            if entry is not None:
+                return entry
+        name = function.full_name if isinstance(function, Function) else function
+        if type(name) is not str:
+            raise UnknownFunction(f"{name!r} is no function: give a registered one, or its name as 'operator.function'")
+        operator, _, member = name.partition(".")
+        if operator not in self.app.operators:
+            known = ", ".join(self.app.operators) or "none"
+            raise UnknownFunction(f"no operator {operator!r} in app {self.app.name!r}; it has: {known}")
+        if member in self.app.operators[operator].functions:
+            raise UnknownFunction(f"{name} is a function of another app, not of app {self.app.name!r}")
+        known = ", ".join(self.app.operators[operator].functions) or "none"
+        raise UnknownFunction(f"no function {member!r} on operator {operator!r}; it has: {known}")
+
+    def check_keys(self, keys: list[Any]) -> bool:
+        """Many keys at once: False sends them to be looked at one by one."""
+        limit, kinds = self.config.key_bytes_max, set(map(type, keys))
+        if kinds == {str}:
+            return all(map(str.isascii, keys)) and max(map(len, keys)) <= limit
+        return kinds == {int} and min(keys) >= INT_MIN and max(keys) <= INT_MAX
+
+    def check_key(self, key: Any) -> None:
+        kind = type(key)
+        if kind is str:
+            try:
+                size = len(key) if key.isascii() else len(key.encode())
+            except UnicodeEncodeError:
+                raise BadKey(f"the key {key!r} is not valid Unicode") from None
+        elif kind is bytes:
+            size = len(key)
+        elif kind is int:
+            if not INT_MIN <= key <= INT_MAX:
+                raise BadKey(f"the key {key} does not fit into 64 bits")
+            return
+        else:
+            raise BadKey(f"a key is a str, an int or bytes, not {kind.__name__}: {key!r:.100}")
+        if size > self.config.key_bytes_max:
+            raise BadKey(f"a key of {size} bytes is over the limit of {self.config.key_bytes_max}: {key!r:.60}…")
+
+
+class Entry:
+    """One function, ready to run. Arguments that are not all scalars are run by its twin, `sealed`, which takes them
+    encoded and as one."""
+
+    __slots__ = (
+        "body",
+        "context",
+        "fits",
+        "function",
+        "is_plain",
+        "is_sealed",
+        "name",
+        "operator",
+        "run",
+        "sealed",
+        "signature",
+        "table",
+    )
+
+    def __init__(self, function: Function, table: Table, values: Values, twin: Entry | None = None) -> None:
+        self.function, self.table, self.operator = function, table, function.operator
+        self.name, self.body, self.is_plain = function.full_name, function.body, not function.is_async
+        self.is_sealed = twin is not None
+        if twin is None:
+            self.signature = Signature(function, values)
+            self.fits = self.signature.compile_fits()
+            self.sealed = Entry(function, table, values, twin=self)
+        else:
+            self.signature, self.sealed = twin.signature, self
+            self.fits = never
+            body, decode = function.body, values.decode
+            self.body = lambda context, data: body(context, *decode(data))
+        self.context: Any = None  # that of the call that runs, or runs next: see bind
+        self.run: Callable[..., Any] = never
+
+    def bind(self, context: Any) -> None:
+        self.context, self.run = context, MethodType(self.body, context)
+
+    def admit(self, args: Args) -> tuple[Entry, Args]:
+        """The slow and sure way: who runs these arguments, and in which form; or why nobody does."""
+        packed = self.signature.admit(args)
+        return (self.sealed, (packed,)) if isinstance(packed, bytes) else (self, packed)
+
+    def __repr__(self) -> str:
+        return f"<entry {self.name}>"
+
+
+class Signature:
+    """What arguments a function takes."""
+
+    def __init__(self, function: Function, values: Values) -> None:
+        self.name, self.values = function.full_name, values
+        hints = hints_of(function)
+        self.variadic = bool(function.parameters) and function.parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
+        named = function.parameters[:-1] if self.variadic else function.parameters
+        self.names = [parameter.name for parameter in function.parameters]
+        self.hints = [hints.get(name, Any) for name in self.names]
+        self.least = sum(parameter.default is parameter.empty for parameter in named)
+        self.most = len(named)
+        exact = not self.variadic and self.least == self.most
+        self.is_scalar = exact and all(hint in (int, str, float, bool) for hint in self.hints)
+        for name, hint in zip(self.names, self.hints, strict=True):
+            check_hint(f"{self.name}: parameter {name!r}", hint)
+
+    def compile_fits(self) -> Callable[[Args], bool]:
+        """A check as fast as Python allows for the common case: the right number of arguments, each a scalar of just
+        the annotated type, and small. False sends the call to `admit`, which decides and explains."""
+        tests = {
+            int: f"type({{0}}) is int and -{SMALL} < {{0}} < {SMALL}",
+            str: f"type({{0}}) is str and len({{0}}) <= {self.values.bytes_max} and {{0}}.isascii()",
+            float: "type({0}) is float",
+            bool: "type({0}) is bool",
+        }
+        if not self.is_scalar:
+            return self._fits_scalars if self._takes_anything() else never
+        names = [f"a{i}" for i in range(self.most)]
+        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True)) or "True"
+        source = f"""
+def fits(args):
+    try:
+        [{", ".join(names)}] = args
+    except ValueError:
+        return False
+    return {each}
+"""
+        namespace: dict[str, Any] = {}
+        exec(source, namespace)  # noqa: S102 made of our own templates only: no text of the user's gets in
+        fits: Callable[[Args], bool] = namespace["fits"]
+        return fits
+
+    def fits_all(self, rows: list[Args]) -> bool:
+        """The same for many calls at once, in columns and mostly in C: False sends them to be looked at one by one."""
+        if not self.is_scalar or not self.hints or set(map(type, rows)) != {tuple}:
+            return False
+        try:
+            size = len(self.values.encode_plain(rows))  # finds ints over 64 bits and invalid Unicode
+        except (ValueError, OverflowError):
+            return False
+        if size > self.values.bytes_max or set(map(len, rows)) != {self.most}:
+            return False
+        return all({type(row[at]) for row in rows} == {hint} for at, hint in enumerate(self.hints))
+
+    def _takes_anything(self) -> bool:
+        return all(hint is Any for hint in self.hints)
+
+    def _fits_scalars(self, args: Args) -> bool:
+        if not self.least <= len(args) or not (self.variadic or len(args) <= self.most):
+            return False
+        return all(
+            type(arg) in KEPT
+            or (type(arg) is int and INT_MIN <= arg <= INT_MAX)
+            or (type(arg) is str and arg.isascii() and len(arg) <= self.values.bytes_max)
+            for arg in args
+        )
+
+    def admit(self, args: Args) -> Args | bytes:
+        """The arguments as they are logged and handed on, or why they cannot be."""
+        if not self.least <= len(args) or not (self.variadic or len(args) <= self.most):
+            raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
+        for i, arg in enumerate(args):
+            at = min(i, len(self.names) - 1)
+            if not conforms(arg, self.hints[at]):
+                raise BadArguments(
+                    f"{self}: {self.names[at]!r} got {arg!r:.100} ({type(arg).__name__}){why(arg, self.hints[at])}"
+                )
+        try:
+            sealed = tuple(map(self.values.seal, args))
+            return self.values.encode(args) if any(type(arg) is bytes for arg in sealed) else sealed
+        except (BadValue, TooLarge) as error:
+            raise type(error)(f"{self.name}: argument: {error}") from None
+
+    def convert(self, args: list[Any]) -> tuple[Any, ...]:
+        """Arguments from a poorer notation (JSON, a Spark row) as the annotated types: a dict as a dataclass, a list as
+        a tuple, text as a date. What does not convert stays as it is, for `admit` to refuse."""
+        return tuple(
+            converted(arg, self.hints[min(i, len(self.hints) - 1)]) if self.hints else arg for i, arg in enumerate(args)
+        )
+
+    def _count(self) -> str:
+        if self.variadic:
+            return f"at least {self.least} arguments"
+        span = str(self.most) if self.least == self.most else f"{self.least} to {self.most}"
+        return f"{span} argument{'' if span == '1' else 's'}"
+
+    def __str__(self) -> str:
+        shown = (f"{n}: {hint_name(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
+        return f"{self.name}({', '.join(shown)})"
+
+
+def never(args: Args) -> bool:
+    return False
+
+
+def hint_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def check_hint(where: str, hint: Any) -> None:
+    try:
+        msgspec.convert(None, hint)
+    except msgspec.ValidationError:
+        pass
+    except TypeError as error:
+        raise ModelError(f"{where} has the type {hint_name(hint)}, which values cannot have: {error}") from None
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Does the value have this type as it is? An int will do for a float, as everywhere in Python."""
+    if hint is Any or type(value) is hint:
+        return True
+    if hint is float and type(value) is int:
+        return True
+    try:
+        same = msgspec.convert(value, hint, strict=True)
+    except (msgspec.ValidationError, RecursionError):
+        return False
+    return type(same) is type(value) and bool(same == value)
+
+
+def why(value: Any, hint: Any) -> str:
+    try:
+        same = msgspec.convert(value, hint, strict=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        return f": {error}"
+    return f": it would have to be changed into {same!r:.100}"
+
+
+def converted(value: Any, hint: Any) -> Any:
+    if hint is Any or type(value) is hint:
+        return value
+    try:
+        return msgspec.convert(value, hint, strict=True)
+    except (msgspec.ValidationError, RecursionError):
+        return value

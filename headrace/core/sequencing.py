@@ -1,0 +1,77 @@
+"""Sequencing: which TID a transaction gets, and when an epoch closes.
+
+Rules:
+1. `tid = sid + lc * n_seq`: sequencer `sid` of `n_seq` counts by itself (Styx 5.1), and no two give the same TID.
+2. After each epoch every sequencer moves up to the largest counter seen, so that an idle one does not hand out TIDs
+   below those that others have used (Styx 5.1, balancing).
+3. An epoch closes when it is full, or `epoch_interval_us` after its first transaction.
+
+Never here: what the transactions do.
+"""
+
+from __future__ import annotations
+
+from headrace.config import Config
+from headrace.core.epoch import CLOSED, Batch, Epoch
+
+TID_MAX = (1 << 63) - 1
+
+
+class Sequencer:
+    """One of `n_seq` that number transactions without talking to each other."""
+
+    def __init__(self, sid: int = 1, n_seq: int = 1, lc: int = 0) -> None:
+        if not 1 <= sid <= n_seq:
+            raise ValueError(f"a sequencer's id is 1 to {n_seq}, not {sid}")
+        self.sid, self.n_seq, self.lc = sid, n_seq, lc
+
+    def take(self, count: int) -> range:
+        """The next TIDs."""
+        first = self.sid + self.lc * self.n_seq
+        last = first + (count - 1) * self.n_seq
+        if last > TID_MAX:
+            raise OverflowError(f"TID {last} does not fit into 63 bits")
+        self.lc += count
+        return range(first, last + 1, self.n_seq)
+
+    def level(self, largest_lc: int) -> None:
+        """After an epoch: go on from the largest counter of all sequencers."""
+        self.lc = max(self.lc, largest_lc)
+
+    def resize(self, sid: int, n_seq: int, largest_tid: int) -> None:
+        """The number of sequencers changes: start above every TID given so far."""
+        self.__init__(sid, n_seq, -(-largest_tid // n_seq))  # type: ignore[misc]
+
+
+class Sequencing:
+    """Gathers admitted transactions into epochs."""
+
+    def __init__(self, config: Config, sequencer: Sequencer | None = None) -> None:
+        self.transactions_max, self.interval_us = config.epoch_transactions_max, config.epoch_interval_us
+        self.sequencer = sequencer or Sequencer()
+        self.open = Epoch(1, 0, 0)
+
+    def add(self, batch: Batch, start: int, now_us: int) -> int:
+        """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for."""
+        epoch = self.open
+        if not epoch.keys:
+            epoch.opened_us = now_us
+        stop = min(len(batch), start + self.transactions_max - len(epoch))
+        epoch.has_ids |= batch.source is None
+        epoch.entries += batch.entries[start:stop]
+        epoch.keys += batch.keys[start:stop]
+        epoch.args += batch.args[start:stop]
+        return stop - start
+
+    def due(self, now_us: int) -> bool:
+        """Shall the open epoch close now?"""
+        size = len(self.open)
+        return size >= self.transactions_max or (size > 0 and now_us >= self.open.opened_us + self.interval_us)
+
+    def close(self) -> Epoch:
+        """Close the open epoch: its transactions get their TIDs. The next one opens."""
+        epoch = self.open
+        epoch.tids = self.sequencer.take(len(epoch))
+        epoch.phase = CLOSED
+        self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.opened_us)
+        return epoch

@@ -1,0 +1,80 @@
+"""An operator: an entity type, its functions, and how its state behaves."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import ModelError
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+Body = Callable[..., Any]
+
+
+class Function:
+    """A registered function: a reference to call it by, and still callable as the plain function it decorates."""
+
+    def __init__(self, operator: Operator, body: Body) -> None:
+        self.operator, self.body, self.__wrapped__ = operator, body, body
+        self.name = body.__name__
+        self.full_name = f"{operator.name}.{self.name}"
+        self.__doc__ = body.__doc__
+        self.is_async = inspect.iscoroutinefunction(body)
+        self.parameters = self._parameters(body)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.body(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<function {self.full_name}>"
+
+    def _parameters(self, body: Body) -> tuple[inspect.Parameter, ...]:
+        """What a caller gives, without the context."""
+        if not NAME.match(self.name):
+            raise ModelError(f"{self.full_name}: a function needs a plain name to be called by")
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise ModelError(f"{self.full_name} yields; a function returns its result")
+        parameters = list(inspect.signature(body).parameters.values())
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if not parameters or parameters[0].kind not in positional:
+            raise ModelError(f"{self.full_name}: its first parameter is the context, as in def {self.name}(ctx, ...)")
+        for parameter in parameters[1:]:
+            named_only = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+            if named_only or parameter.kind is parameter.VAR_KEYWORD:
+                raise ModelError(f"{self.full_name}: arguments travel by position, so {parameter} cannot be given")
+        return tuple(parameter for parameter in parameters[1:] if parameter.kind is not parameter.KEYWORD_ONLY)
+
+
+class Operator:
+    """Made by `app.operator(...)`. An entity is `(operator, key)` and has its own state."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        state: Any = None,
+        combine: Callable[[Any, Any], Any] | None = None,
+        partition_by: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if type(name) is not str or not NAME.match(name):
+            raise ModelError(f"{name!r} cannot name an operator: letters, digits and _ can, not starting with a digit")
+        for given, what in ((combine, "combine"), (partition_by, "partition_by")):
+            if given is not None and not callable(given):
+                raise ModelError(f"operator {name}: {what} is {given!r}; it must be a function")
+        self.name, self.state, self.combine, self.partition_by = name, state, combine, partition_by
+        self.functions: dict[str, Function] = {}
+
+    def register(self, body: Body) -> Function:
+        """Decorate a function of this operator; the name stays usable as a reference to it."""
+        if not inspect.isfunction(body):
+            raise ModelError(f"operator {self.name}: {body!r} is not a function; register takes a def or an async def")
+        function = Function(self, body)
+        if function.name in self.functions:
+            raise ModelError(f"{function.full_name} is registered twice")
+        self.functions[function.name] = function
+        return function
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"

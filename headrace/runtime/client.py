@@ -1,0 +1,153 @@
+"""Clients: how a program calls functions and gets replies. Blocking and `async`, one call or many.
+
+`Client` is the face; where the calls go (`LocalClient` in this process, `RemoteClient` over HTTP) is the subclass's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, overload
+
+import msgspec
+
+from headrace.core.ingress import Refused
+from headrace.errors import REFUSALS, Aborted, BadRequest, HeadraceError
+from headrace.model.operator import Function
+from headrace.wire.messages import Answers, Failure, RequestIds, id_of
+
+Call = Sequence[Any]  # (function, key, *args)
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What became of one request."""
+
+    request_id: str
+    tid: int | None
+    epoch: int | None
+    result: Any
+    failure: Failure | None
+
+    @property
+    def ok(self) -> bool:
+        return self.failure is None
+
+    @property
+    def status(self) -> str:
+        """ "ok", "aborted" (it ran and was undone) or "refused" (it was never logged)."""
+        return "ok" if self.failure is None else "refused" if self.tid is None else "aborted"
+
+    def unwrap(self) -> Any:
+        """The result, or the failure as an exception."""
+        failure = self.failure
+        if failure is None:
+            return self.result
+        if self.tid is None:
+            raise REFUSALS.get(failure.code, BadRequest)(failure.message)
+        raise Aborted(failure.type, failure.message, failure.function or "", failure.key, self.tid, failure.code)
+
+
+class Replies(Sequence[Reply]):
+    """The replies to a batch, in its order: rows as you ask for them, kept as columns."""
+
+    def __init__(self, answers: Answers, unseal: Callable[[Any], Any]) -> None:
+        self.answers, self._unseal = answers, unseal
+
+    def __len__(self) -> int:
+        return len(self.answers.tids)
+
+    @overload
+    def __getitem__(self, at: int) -> Reply: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Reply]: ...
+    def __getitem__(self, at: int | slice) -> Reply | list[Reply]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        a = self.answers
+        return Reply(id_of(a.ids, at), a.tids[at], a.epochs[at], self._unseal(a.results[at]), a.failures.get(at))
+
+    def __iter__(self) -> Iterator[Reply]:
+        return (self[at] for at in range(len(self)))
+
+    @property
+    def results(self) -> list[Any]:
+        """The results alone; None where there is none."""
+        return list(map(self._unseal, self.answers.results))
+
+    @property
+    def failures(self) -> dict[int, Failure]:
+        return self.answers.failures
+
+    @property
+    def committed(self) -> int:
+        return len(self) - len(self.failures)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} replies: {self.committed} committed, {len(self.failures)} failed>"
+
+
+class Client(ABC):
+    """Calls functions. Every request has an id: yours, or one made here; asked again with the same id and call, the
+    same reply comes back and nothing runs twice."""
+
+    def __init__(self) -> None:
+        self._name, self._count = uuid.uuid4().hex, 0
+
+    @abstractmethod
+    def _submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
+        """Send a batch on its way. With `wait`, wait for room; without, raise `Overloaded` if there is none."""
+
+    def call(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
+        """Call a function and wait for its result. Raises `Aborted`, or the reason why the request was refused."""
+        return self._one(function, key, args, request_id, wait=True).result()[0].unwrap()
+
+    async def acall(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
+        """The same, awaited."""
+        future = self._one(function, key, args, request_id, wait=False)
+        return (await asyncio.wrap_future(future))[0].unwrap()
+
+    def batch(self, calls: Sequence[Call], *, request_id: str | None = None) -> Replies:
+        """Run many calls, `(function, key, *args)` each, in this order. Each is a transaction of its own; none raises.
+        With `request_id="x"` the requests have the ids "x/0", "x/1" and so on."""
+        return self._many(calls, request_id, wait=True).result()
+
+    async def abatch(self, calls: Sequence[Call], *, request_id: str | None = None) -> Replies:
+        """The same, awaited."""
+        return await asyncio.wrap_future(self._many(calls, request_id, wait=False))
+
+    def _one(
+        self, function: Any, key: Any, args: tuple[Any, ...], request_id: str | None, wait: bool
+    ) -> Future[Replies]:
+        return self._submit([self._id(request_id)], [(function, key, *args)], wait)
+
+    def _many(self, calls: Sequence[Call], request_id: str | None, wait: bool) -> Future[Replies]:
+        return self._submit(self._id(request_id), calls if isinstance(calls, list) else list(calls), wait)
+
+    def _id(self, given: str | None) -> str:
+        if given is not None:
+            return given
+        self._count += 1
+        return f"{self._name}-{self._count}"
+
+
+def failure_of(error: HeadraceError) -> Failure:
+    return Failure(error.code, type(error).__name__, str(error))
+
+
+def with_refused(answers: Answers, ids: RequestIds, refused: Refused) -> Answers:
+    """Put the rows that were refused at the gate back among the answers to the others."""
+    count = len(answers.tids) + len(refused)
+    rows = [at for at in range(count) if at not in refused]
+    tids: list[int | None] = [None] * count
+    epochs: list[int | None] = [None] * count
+    results: list[Any] = [None] * count
+    failures = {at: failure_of(error) for at, error in refused.items()}
+    for here, there in enumerate(rows):
+        tids[there], epochs[there], results[there] = answers.tids[here], answers.epochs[here], answers.results[here]
+        if here in answers.failures:
+            failures[there] = answers.failures[here]
+    return Answers(ids, tids, epochs, results, failures)

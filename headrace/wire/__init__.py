@@ -1,0 +1,1 @@
+"""What travels: values, messages and the one codec. Knows nobody; no pickle, ever."""

@@ -1,0 +1,208 @@
+"""Values: what may be state, an argument or a result, and how it is carried unchanged.
+
+Rules:
+1. A *sealed* value is either an immutable scalar, as it is, or `bytes`: the msgpack form of anything else. Where a
+   value is sealed, `bytes` always means "encoded", so a user's own bytes are encoded too.
+2. Sealing copies and unsealing copies: who holds a sealed value shares nothing mutable with anybody.
+3. What comes back is what went in, exactly in type. What msgpack cannot tell apart (tuple and list) or does not know
+   travels as an extension type; the rest is refused with the path to the culprit. Nothing is silently changed.
+
+Never here: state, transactions, sockets, pickle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.msgpack import Ext
+
+from headrace.errors import BadRequest, BadValue, TooLarge
+
+SMALL = 1 << 30  # ints below it CPython compares in one step: the fast paths take these, the rest is checked fully
+INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
+
+Key = str | int | bytes
+
+TUPLE, RECORD = 1, 2
+# type -> (extension code, to text, from text)
+TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
+    decimal.Decimal: (3, str, decimal.Decimal),
+    datetime.datetime: (4, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    datetime.date: (5, datetime.date.isoformat, datetime.date.fromisoformat),
+    uuid.UUID: (6, str, uuid.UUID),
+}
+FROM_TEXT = {code: parse for code, _, parse in TEXTUAL.values()}
+
+KEPT = frozenset((bool, float, type(None)))  # scalars of bounded size: nothing to check
+
+
+class Record(NamedTuple):
+    """How one dataclass or struct is taken apart and put together."""
+
+    name: str
+    fields: tuple[str, ...]
+    build: Callable[[dict[str, Any]], Any]
+
+
+class Values:
+    """Seals and unseals. Knows the dataclasses and structs of one app, by name."""
+
+    def __init__(self, records: Iterable[type] = (), *, bytes_max: int = 1 << 20, depth_max: int = 64) -> None:
+        self.bytes_max, self.depth_max = bytes_max, depth_max
+        self.records: dict[type, Record] = {cls: record_of(cls) for cls in records}
+        self.by_name: dict[str, Record] = {record.name: record for record in self.records.values()}
+        self._encode = self.encode_plain = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(ext_hook=self._from_ext).decode
+
+    def seal(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is int:
+            if INT_MIN <= value <= INT_MAX:
+                return value
+            raise BadValue(f"{value} does not fit into 64 bits")
+        if kind in KEPT:
+            return value
+        if kind is str:
+            if len(value) > self.bytes_max:
+                raise TooLarge(f"a str of {len(value)} characters is over the limit of {self.bytes_max} bytes")
+            if not value.isascii():
+                self._check_unicode(value)
+            return value
+        return self.encode(value)
+
+    def unseal(self, sealed: Any) -> Any:
+        return self.decode(sealed) if type(sealed) is bytes else sealed
+
+    def _check_unicode(self, value: str) -> None:
+        try:
+            length = len(value.encode())
+        except UnicodeEncodeError as error:
+            raise BadValue(f"a str that is not valid Unicode: {error.reason}") from None
+        if length > self.bytes_max:
+            raise TooLarge(f"a str of {length} bytes is over the limit of {self.bytes_max}")
+
+    def encode(self, value: Any) -> bytes:
+        """Any value, scalars too, as bytes."""
+        try:
+            data = self._encode(self._lower(value, 0))
+        except (BadValue, TooLarge) as error:
+            raise type(error)(f"{self._culprit(value)}: {error}") from None
+        if len(data) > self.bytes_max:
+            raise TooLarge(f"a {type(value).__name__} of {len(data)} bytes is over the limit of {self.bytes_max}")
+        return data
+
+    def decode(self, data: bytes) -> Any:
+        if len(data) > self.bytes_max:
+            raise TooLarge(f"{len(data)} bytes are over the limit of {self.bytes_max}")
+        try:
+            return self._decode(data)
+        except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise BadValue(f"no encoded value: {error}") from None
+
+    def _lower(self, value: Any, depth: int) -> Any:
+        """The same value in msgpack's own types and extension types."""
+        kind = type(value)
+        if kind in KEPT or kind is bytes:
+            return value
+        if kind is int or kind is str:
+            return self.seal(value)
+        if depth >= self.depth_max:
+            raise BadValue(f"nested deeper than {self.depth_max}")
+        depth += 1
+        if kind is dict:
+            return {self._lower_key(key): self._lower(item, depth) for key, item in value.items()}
+        if kind is list:
+            return [self._lower(item, depth) for item in value]
+        if kind is tuple:
+            return Ext(TUPLE, self._encode([self._lower(item, depth) for item in value]))
+        if kind in TEXTUAL:
+            code, to_text, _ = TEXTUAL[kind]
+            return Ext(code, to_text(value).encode())
+        record = self.records.get(kind)
+        if record is None:
+            raise BadValue(refusal(kind))
+        fields = {name: self._lower(getattr(value, name), depth) for name in record.fields}
+        return Ext(RECORD, self._encode([record.name, fields]))
+
+    def _lower_key(self, key: Any) -> Any:
+        if type(key) is str or type(key) is int:
+            return self.seal(key)
+        if type(key) is not bytes:
+            raise BadValue(f"a dict key is a str, int or bytes, not {type(key).__name__}")
+        return key
+
+    def _culprit(self, value: Any) -> str:
+        """The path to what could not be lowered: walked only once something could not."""
+        path = type(value).__name__
+        for depth in range(self.depth_max):
+            record = self.records.get(type(value))
+            steps: Iterable[tuple[str, Any]] = ()
+            if type(value) is dict:
+                steps = ((f"[{key!r}]", item) for key, item in value.items())
+            elif type(value) in (list, tuple):
+                steps = ((f"[{i}]", item) for i, item in enumerate(value))
+            elif record is not None:
+                steps = ((f".{name}", getattr(value, name)) for name in record.fields)
+            for step, item in steps:
+                try:
+                    self._lower(item, depth + 1)
+                except BadRequest:
+                    path, value = path + step, item
+                    break
+            else:
+                break
+        return path
+
+    def _from_ext(self, code: int, data: memoryview) -> Any:
+        if code == TUPLE:
+            return tuple(self._decode(data))
+        if code == RECORD:
+            name, fields = self._decode(data)
+            record = self.by_name.get(name)
+            if record is None:
+                raise ValueError(f"{name} is no dataclass or struct of this app")
+            return record.build(fields)
+        if code in FROM_TEXT:
+            return FROM_TEXT[code](str(data, "utf-8"))
+        raise ValueError(f"unknown extension type {code}")
+
+
+def refusal(kind: type) -> str:
+    """Why a value of this type is not carried, and what to do about it."""
+    if dataclasses.is_dataclass(kind) or issubclass(kind, msgspec.Struct):
+        name = kind.__name__
+        return f"{name} is not known to the app: use it in a function's annotations, or call app.record({name})"
+    if kind in (set, frozenset):
+        return f"a {kind.__name__} has no order to carry: use a sorted list or tuple"
+    for base in (bool, int, float, str, bytes, dict, list, tuple):
+        if issubclass(kind, base):
+            return f"{kind.__module__}.{kind.__qualname__} is not exactly {base.__name__}: convert it first"
+    if kind.__module__ == "numpy":
+        return f"numpy.{kind.__name__} is not a plain value: use .item() or .tolist()"
+    return (
+        f"a {kind.__module__}.{kind.__qualname__} cannot be carried; plain values, dataclasses and msgspec structs can"
+    )
+
+
+def record_of(cls: type) -> Record:
+    name = cls.__qualname__  # without the module: an app is the same whether it is run or imported
+    if issubclass(cls, msgspec.Struct):
+        return Record(name, cls.__struct_fields__, lambda fields: cls(**fields))
+    if not dataclasses.is_dataclass(cls):
+        raise BadValue(f"{name} is neither a dataclass nor a msgspec struct")
+    names = tuple(field.name for field in dataclasses.fields(cls))
+
+    def build(fields: dict[str, Any]) -> Any:
+        # Put back as it was, without __init__: it may compute, check or count, and it did so when the value was made.
+        made = object.__new__(cls)
+        for field in names:
+            object.__setattr__(made, field, fields[field])
+        return made
+
+    return Record(name, names, build)
