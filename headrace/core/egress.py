@@ -14,11 +14,11 @@ from headrace.wire.messages import Answers, Failure, RequestIds
 class Submission:
     """Where the rows of one submitted batch went: stretches of epochs, in the batch's order."""
 
-    __slots__ = ("ids", "stretches", "token")
+    __slots__ = ("ids", "refused", "stretches", "token")
 
-    def __init__(self, token: Any, ids: RequestIds) -> None:
+    def __init__(self, token: Any, ids: RequestIds, refused: dict[int, Failure]) -> None:
         self.token = token  # the driver's: it comes back with the answers
-        self.ids = ids
+        self.ids, self.refused = ids, refused  # refused: at the gate, by place in the whole batch
         self.stretches: list[tuple[Epoch | Failure, int, int]] = []
 
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
@@ -52,4 +52,18 @@ class Submission:
             tids += epoch.tids[start:stop]
             epochs += [epoch.number] * (stop - start)
             results += epoch.results[start:stop]
+        if self.refused:
+            return self._with_refused(tids, epochs, results, failures)
         return Answers(self.ids, tids, epochs, results, failures)
+
+    def _with_refused(
+        self, tids: list[int | None], epochs: list[int | None], results: list[Any], failures: dict[int, Failure]
+    ) -> Answers:
+        """Put the rows that were refused at the gate back in their places."""
+        rows = [at for at in range(len(tids) + len(self.refused)) if at not in self.refused]
+        moved = {rows[at]: failure for at, failure in failures.items()} | self.refused
+        for at in sorted(self.refused):
+            tids.insert(at, None)
+            epochs.insert(at, None)
+            results.insert(at, None)
+        return Answers(self.ids, tids, epochs, results, moved)

@@ -96,7 +96,7 @@ class Engine:
     # --- ingress and sequencing ---
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
-        submission = Submission(token, batch.ids)
+        submission = Submission(token, batch.all_ids, batch.refused)
         if batch.source is not None:
             submission = self.sources.take(batch.source, submission)
             submission.token = token

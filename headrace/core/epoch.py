@@ -50,9 +50,10 @@ class Epoch:
 
 
 class Batch:
-    """Admitted calls that came together, as columns; some may turn out to be repeats."""
+    """Admitted calls that came together, as columns; some may turn out to be repeats. Rows refused at the gate are
+    not among the columns, but their places and reasons are kept for the answers."""
 
-    __slots__ = ("args", "entries", "ids", "keys", "source")
+    __slots__ = ("all_ids", "args", "entries", "ids", "keys", "refused", "source")
 
     def __init__(
         self,
@@ -60,10 +61,15 @@ class Batch:
         entries: list[Entry],
         keys: list[Key],
         args: list[Args],
-        source: tuple[str, int] | None = None,
+        refused: dict[int, Failure] | None = None,
     ) -> None:
-        self.ids, self.entries, self.keys, self.args = ids, entries, keys, args
-        self.source = source  # (query id, batch id): taken once as a whole, so its rows' ids are not kept
+        self.all_ids, self.entries, self.keys, self.args = ids, entries, keys, args
+        self.refused = refused or {}
+        self.ids = ids
+        if self.refused:
+            count = len(keys) + len(self.refused)
+            self.ids = [id_of(ids, at) for at in range(count) if at not in self.refused]
+        self.source: tuple[str, int] | None = None  # (query id, batch id): taken once as a whole, no ids to keep
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -127,7 +127,8 @@ class SerialContext(Context):
 
     def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
         entry = self._functions.get(function)
-        if entry is None or type(key) is not str or not entry.fits(args):
+        kind = type(key)  # of a key only its type is checked here; the rest where a call finds no state under it
+        if entry is None or (kind is not str and kind is not int) or not entry.fits(args):
             entry, key, args = self._admit(function, key, args)
         queue = self._queue
         if len(queue) >= self._calls_max:

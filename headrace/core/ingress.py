@@ -21,10 +21,8 @@ from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.program import Args, Entry, Program
 from headrace.errors import BadRequest, HeadraceError, RequestIdReused, StreamError, TooLarge
-from headrace.wire.messages import Failure, RequestIds, id_of
+from headrace.wire.messages import Failure, RequestIds
 from headrace.wire.values import Key
-
-Refused = dict[int, HeadraceError]
 
 
 class Admission:
@@ -33,8 +31,8 @@ class Admission:
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def admit(self, ids: RequestIds, calls: Sequence[Sequence[Any]]) -> tuple[Batch, Refused]:
-        """Calls are `(function, key, *args)`. Returns those that may run, and by position why the others may not."""
+    def admit(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
+        """Calls are `(function, key, *args)`. Those that may not run are refused in the batch."""
         try:
             functions = {call[0] for call in calls}
             if len(functions) == 1 and set(map(type, calls)) == {tuple}:
@@ -45,18 +43,18 @@ class Admission:
             pass
         return self._admit_rows(ids, calls)
 
-    def admit_columns(self, ids: RequestIds, function: Any, keys: list[Any], args: list[Args]) -> tuple[Batch, Refused]:
+    def admit_columns(self, ids: RequestIds, function: Any, keys: list[Any], args: list[Args]) -> Batch:
         """One function for many keys: checked in columns, and one by one only if something does not fit."""
         entry = self.program.functions.get(function)
         if entry is not None and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
-            return Batch(ids, [entry] * len(keys), keys, args), {}
+            return Batch(ids, [entry] * len(keys), keys, args)
         return self._admit_rows(ids, [(function, key, *row) for key, row in zip(keys, args, strict=True)])
 
-    def _admit_rows(self, ids: RequestIds, calls: Sequence[Sequence[Any]]) -> tuple[Batch, Refused]:
+    def _admit_rows(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
         entries: list[Entry] = []
         keys: list[Key] = []
         arguments: list[Args] = []
-        refused: Refused = {}
+        refused: dict[int, Failure] = {}
         find, check_key = self.program.find, self.program.check_key
         for position, call in enumerate(calls):
             try:
@@ -66,16 +64,14 @@ class Admission:
                 if not entry.fits(args):
                     entry, args = entry.admit(args)
             except HeadraceError as error:
-                refused[position] = error
+                refused[position] = failure_of(error)
             except (TypeError, LookupError):
-                refused[position] = BadRequest(f"a call is (function, key, *args), not {call!r:.100}")
+                refused[position] = failure_of(BadRequest(f"a call is (function, key, *args), not {call!r:.100}"))
             else:
                 entries.append(entry)
                 keys.append(key)
                 arguments.append(args)
-        if refused:
-            ids = [id_of(ids, position) for position in range(len(calls)) if position not in refused]
-        return Batch(ids, entries, keys, arguments), refused
+        return Batch(ids, entries, keys, arguments, refused)
 
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max
@@ -103,8 +99,8 @@ class SourceBatches:
             return ran
         if batch != last + 1:
             raise StreamError(
-                f"query {query} sent batch {batch} after batch {last}, not {last + 1}: its checkpoint belongs to another "
-                "run of this app, whose state is gone. Start the query with a new checkpoint location"
+                f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of "
+                "this app, whose state is gone. Start the query with a new checkpoint location"
             )
         self.last[query] = (batch, submission)
         return submission
@@ -188,9 +184,11 @@ class Ledger:
                     del self.stems[stem]
 
 
+def failure_of(error: HeadraceError) -> Failure:
+    return Failure(error.code, type(error).__name__, str(error))
+
+
 def reuse(request_id: str, epoch: Epoch, row: int) -> Failure:
     """The refusal of a request id that came with another call than before."""
-    error = RequestIdReused(
-        f"request id {request_id!r} was used for another call: {epoch.entries[row].name} of {epoch.keys[row]!r}"
-    )
-    return Failure(error.code, type(error).__name__, str(error))
+    call = f"{epoch.entries[row].name} of {epoch.keys[row]!r}"
+    return failure_of(RequestIdReused(f"request id {request_id!r} was used for another call: {call}"))

@@ -12,7 +12,8 @@ Never here: which transaction calls, or when.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
@@ -169,8 +170,10 @@ class Signature:
         }
         if not self.is_scalar:
             return self._fits_scalars if self._takes_anything() else never
+        if not self.most:
+            return operator.not_
         names = [f"a{i}" for i in range(self.most)]
-        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True)) or "True"
+        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True)) 
         source = f"""
 def fits(args):
     try:
@@ -200,7 +203,7 @@ def fits(args):
         return all(hint is Any for hint in self.hints)
 
     def _fits_scalars(self, args: Args) -> bool:
-        if not self.least <= len(args) or not (self.variadic or len(args) <= self.most):
+        if not self.takes(len(args)):
             return False
         return all(
             type(arg) in KEPT
@@ -211,7 +214,7 @@ def fits(args):
 
     def admit(self, args: Args) -> Args | bytes:
         """The arguments as they are logged and handed on, or why they cannot be."""
-        if not self.least <= len(args) or not (self.variadic or len(args) <= self.most):
+        if not self.takes(len(args)):
             raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
         for i, arg in enumerate(args):
             at = min(i, len(self.names) - 1)
@@ -225,7 +228,10 @@ def fits(args):
         except (BadValue, TooLarge) as error:
             raise type(error)(f"{self.name}: argument: {error}") from None
 
-    def convert(self, args: list[Any]) -> tuple[Any, ...]:
+    def takes(self, count: int) -> bool:
+        return self.least <= count and (self.variadic or count <= self.most)
+
+    def convert(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Arguments from a poorer notation (JSON, a Spark row) as the annotated types: a dict as a dataclass, a list as
         a tuple, text as a date. What does not convert stays as it is, for `admit` to refuse."""
         return tuple(

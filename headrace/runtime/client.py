@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,7 @@ from typing import Any, overload
 
 import msgspec
 
-from headrace.core.ingress import Refused
-from headrace.errors import REFUSALS, Aborted, BadRequest, HeadraceError
+from headrace.errors import REFUSALS, Aborted, BadRequest
 from headrace.model.operator import Function
 from headrace.wire.messages import Answers, Failure, RequestIds, id_of
 
@@ -95,10 +95,10 @@ class Client(ABC):
     same reply comes back and nothing runs twice."""
 
     def __init__(self) -> None:
-        self._name, self._count = uuid.uuid4().hex, 0
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count(1)
 
     @abstractmethod
-    def _submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
+    def submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
         """Send a batch on its way. With `wait`, wait for room; without, raise `Overloaded` if there is none."""
 
     def call(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
@@ -122,32 +122,10 @@ class Client(ABC):
     def _one(
         self, function: Any, key: Any, args: tuple[Any, ...], request_id: str | None, wait: bool
     ) -> Future[Replies]:
-        return self._submit([self._id(request_id)], [(function, key, *args)], wait)
+        return self.submit([self.new_id() if request_id is None else request_id], [(function, key, *args)], wait)
 
     def _many(self, calls: Sequence[Call], request_id: str | None, wait: bool) -> Future[Replies]:
-        return self._submit(self._id(request_id), calls if isinstance(calls, list) else list(calls), wait)
+        return self.submit(self.new_id() if request_id is None else request_id, list(calls), wait)
 
-    def _id(self, given: str | None) -> str:
-        if given is not None:
-            return given
-        self._count += 1
-        return f"{self._name}-{self._count}"
-
-
-def failure_of(error: HeadraceError) -> Failure:
-    return Failure(error.code, type(error).__name__, str(error))
-
-
-def with_refused(answers: Answers, ids: RequestIds, refused: Refused) -> Answers:
-    """Put the rows that were refused at the gate back among the answers to the others."""
-    count = len(answers.tids) + len(refused)
-    rows = [at for at in range(count) if at not in refused]
-    tids: list[int | None] = [None] * count
-    epochs: list[int | None] = [None] * count
-    results: list[Any] = [None] * count
-    failures = {at: failure_of(error) for at, error in refused.items()}
-    for here, there in enumerate(rows):
-        tids[there], epochs[there], results[there] = answers.tids[here], answers.epochs[here], answers.results[here]
-        if here in answers.failures:
-            failures[there] = answers.failures[here]
-    return Answers(ids, tids, epochs, results, failures)
+    def new_id(self) -> str:
+        return f"{self._name}-{next(self._numbers)}"

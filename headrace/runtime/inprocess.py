@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 from headrace.config import Config
 from headrace.core.engine import Answer, Engine, SetTimer, Submit, Tick
 from headrace.core.epoch import Batch
-from headrace.core.ingress import Admission, Refused
+from headrace.core.ingress import Admission
 from headrace.core.program import MISSING, Args
 from headrace.errors import BadCall, BadRequest, ModelError, Overloaded, Stopped, UnknownFunction
 from headrace.model.app import App
 from headrace.model.operator import Function, Operator
-from headrace.runtime.client import Call, Client, Replies, with_refused
+from headrace.runtime.client import Call, Client, Replies
 from headrace.runtime.clock import Clock, system_clock
 from headrace.wire.messages import Answers, RequestIds
 
@@ -54,9 +54,6 @@ class Runtime:
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
         """Hand over admitted calls. The future has their answers."""
         future: Future[Answers] = Future()
-        if not len(batch) and batch.source is None:
-            future.set_result(Answers(batch.ids, [], [], [], {}))
-            return future
         self._reserve(len(batch), wait)
         future.add_done_callback(lambda _: self._release(len(batch)))
         self._inbox.put((future, batch))
@@ -218,19 +215,20 @@ class LocalClient(Client):
         self, function: Function | str, keys: Sequence[Any], args: Sequence[Args], *, request_id: str | None = None
     ) -> Replies:
         """One function for many keys, each with its tuple of arguments: the quickest way in for columns of data."""
-        ids = self._id(request_id)
+        ids = self.new_id() if request_id is None else request_id
         self._runtime.admission.check_id(ids)
         if len(keys) != len(args):
             raise BadRequest(f"{len(keys)} keys, but arguments for {len(args)}")
-        admitted = self._runtime.admission.admit_columns(ids, function, list(keys), list(args))
-        return self._send(ids, *admitted, wait=True).result()
+        return self._send(
+            self._runtime.admission.admit_columns(ids, function, list(keys), list(args)), wait=True
+        ).result()
 
-    def _submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
+    def submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
         for request_id in [ids] if isinstance(ids, str) else ids:
             self._runtime.admission.check_id(request_id)
-        return self._send(ids, *self._runtime.admission.admit(ids, calls), wait=wait)
+        return self._send(self._runtime.admission.admit(ids, calls), wait=wait)
 
-    def _send(self, ids: RequestIds, batch: Batch, refused: Refused, wait: bool) -> Future[Replies]:
+    def _send(self, batch: Batch, wait: bool) -> Future[Replies]:
         unseal = self._runtime.engine.program.values.unseal
         replies: Future[Replies] = Future()
         replies.set_running_or_notify_cancel()  # once handed over, a call cannot be taken back
@@ -240,8 +238,7 @@ class LocalClient(Client):
             if error is not None:
                 replies.set_exception(error)
             else:
-                answers = future.result()
-                replies.set_result(Replies(with_refused(answers, ids, refused) if refused else answers, unseal))
+                replies.set_result(Replies(future.result(), unseal))
 
         self._runtime.submit(batch, wait).add_done_callback(answer)
         return replies

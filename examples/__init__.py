@@ -1,0 +1,1 @@
+"""Small real apps, each run by a test."""

@@ -1,0 +1,1 @@
+"""Workloads and the harness behind `headrace bench`."""

@@ -1,0 +1,132 @@
+"""The HTTP gateway of a runtime: JSON for people and other languages, msgpack for `RemoteClient`.
+
+    POST /v1/call    {"function": "account.transfer", "key": "alice", "args": ["bob", 5], "request_id": "optional"}
+    POST /v1/calls   a `Calls` message, answered by an `Answers` message (application/msgpack)
+    GET  /v1/state/{operator}/{key}
+    GET  /v1/app     operators and functions
+    GET  /metrics    /health
+
+A status of 200 has a result; 409 and "aborted" means it ran and was undone; anything else was refused and changed
+nothing. Binds to loopback: there is no authentication yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from headrace.core.ingress import failure_of
+from headrace.errors import REFUSALS, BadMessage, BadRequest, HeadraceError, TooLarge
+from headrace.runtime.client import Reply
+from headrace.runtime.inprocess import Runtime
+from headrace.wire import codec
+from headrace.wire.messages import Calls, Refusal
+
+MSGPACK = "application/msgpack"
+
+
+class JsonCall(msgspec.Struct, forbid_unknown_fields=True):
+    """One call, in JSON."""
+
+    function: str
+    key: str | int
+    args: list[Any] = []
+    request_id: str | None = None
+
+
+json_encode = msgspec.json.Encoder(enc_hook=repr).encode
+json_call = msgspec.json.Decoder(JsonCall)
+
+
+def gateway(runtime: Runtime) -> FastAPI:
+    web = FastAPI(title=f"Headrace: {runtime.app.name}", openapi_url="/v1/openapi.json")
+    program = runtime.engine.program
+
+    @web.exception_handler(HeadraceError)
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HeadraceError)
+        if request.headers.get("content-type") == MSGPACK:
+            return Response(codec.encode(Refusal(failure_of(error))), error.http_status, media_type=MSGPACK)
+        answer = {"status": "refused", "code": error.code, "error": str(error), "retry": error.retry}
+        return json(answer, error.http_status)
+
+    @web.post("/v1/call")
+    async def call(request: Request) -> Response:
+        try:
+            wanted = json_call.decode(await body_of(request))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadMessage(f"not a call: {error}") from None
+        entry = program.find(wanted.function)
+        args = entry.signature.convert(wanted.args)
+        ids = [wanted.request_id or runtime.client.new_id()]
+        submitted = runtime.client.submit(ids, [(entry.function, wanted.key, *args)], wait=False)
+        replies = await asyncio.wrap_future(submitted)
+        return json(*reply_in_json(replies[0]))
+
+    @web.post("/v1/calls")
+    async def calls(request: Request) -> Response:
+        message = codec.decode(await body_of(request))
+        if not isinstance(message, Calls):
+            raise BadMessage(f"a {type(message).__name__} is no request")
+        sizes = {len(message.functions), len(message.keys), len(message.args)}
+        if len(sizes) > 1 or (isinstance(message.ids, list) and {len(message.ids)} != sizes):
+            raise BadMessage("the columns of the message differ in length")
+        rows = zip(message.functions, message.keys, map(program.values.decode, message.args), strict=True)
+        batch = [(function, key, *args) for function, key, args in rows]
+        replies = await asyncio.wrap_future(runtime.client.submit(message.ids, batch, wait=False))
+        return Response(codec.encode(replies.answers), media_type=MSGPACK)
+
+    @web.get("/v1/state/{operator}/{key}")
+    async def state(operator: str, key: str, int_key: bool = False) -> Response:
+        missing = object()
+        found = await asyncio.to_thread(runtime.get, operator, int(key) if int_key else key, missing)
+        return json({"state": None if found is missing else found, "exists": found is not missing})
+
+    @web.get("/v1/app")
+    async def app() -> Response:
+        operators = {
+            name: [str(program.functions[function].signature) for function in operator.functions.values()]
+            for name, operator in runtime.app.operators.items()
+        }
+        return json({"app": runtime.app.name, "operators": operators})
+
+    @web.get("/metrics")
+    async def metrics() -> Response:
+        return json(runtime.metrics())
+
+    @web.get("/health")
+    async def health() -> Response:
+        return json({"status": "ok"})
+
+    return web
+
+
+async def body_of(request: Request) -> bytes:
+    """The body, read no further than the limit."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > codec.MESSAGE_BYTES_MAX:
+            raise TooLarge(f"a message of more than {codec.MESSAGE_BYTES_MAX} bytes: send smaller batches")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def reply_in_json(reply: Reply) -> tuple[dict[str, Any], int]:
+    answer: dict[str, Any] = {"status": reply.status, "request_id": reply.request_id}
+    failure = reply.failure
+    if failure is None:
+        return answer | {"tid": reply.tid, "epoch": reply.epoch, "result": reply.result}, 200
+    answer |= {"code": failure.code, "error": failure.message}
+    if reply.tid is None:
+        error = REFUSALS.get(failure.code, BadRequest)
+        return answer | {"retry": error.retry}, error.http_status
+    where = {"function": failure.function, "key": failure.key}
+    return answer | {"tid": reply.tid, "epoch": reply.epoch, "type": failure.type, "raised_in": where}, 409
+
+
+def json(value: Any, status: int = 200) -> Response:
+    return Response(json_encode(value), status, media_type="application/json")

@@ -1,0 +1,95 @@
+"""The Java that Spark needs: where one is, and how to get one.
+
+PySpark 4.3 runs on Java 17 or 21 and wants the module `jdk.incubator.vector`, which trimmed-down Javas lack. So each
+candidate is asked, by starting it with that module.
+
+    python -m headrace.spark.java            says which Java would be used
+    python -m headrace.spark.java --install  gets one into the user's cache if there is none
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace.errors import JavaMissing
+
+VERSIONS = (17, 21)
+PLACES = (
+    "/usr/lib/jvm/*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+    "~/.jdk/*",
+    "~/.jdk/*/Contents/Home",
+)
+HINT = "install a Java 17 or 21 and set JAVA_HOME, or run: headrace doctor --install-java"
+
+
+def candidates() -> Iterator[Path]:
+    """Homes of Javas, the most wanted first: JAVA_HOME, the one on the PATH, then the usual places."""
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"])
+    on_path = shutil.which("java")
+    if on_path is not None:
+        yield Path(on_path).resolve().parent.parent
+    for place in PLACES:
+        pattern = os.path.expanduser(place)
+        root, _, rest = pattern.partition("*")
+        yield from sorted(Path(root).glob("*" + rest)) if Path(root).is_dir() else ()
+
+
+def version_of(home: Path) -> int | None:
+    """The major version of a Java that can run Spark; None if it cannot."""
+    command = [str(home / "bin" / "java"), "--add-modules", "jdk.incubator.vector", "-version"]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)', ran.stderr)
+    return int(found.group(1)) if ran.returncode == 0 and found else None
+
+
+def find_java() -> tuple[Path, int]:
+    """Home and version of the Java to use. Raises `JavaMissing` with what was found instead."""
+    seen: dict[Path, str] = {}
+    for home in candidates():
+        if home.resolve() in seen:
+            continue
+        version = version_of(home)
+        if version in VERSIONS:
+            return home, version
+        seen[home.resolve()] = f"{home} ({f'Java {version}' if version else 'does not start'})"
+    others = f" Found only: {', '.join(seen.values())}." if seen else ""
+    raise JavaMissing(f"Spark needs a Java 17 or 21 and there is none.{others} To mend it: {HINT}")
+
+
+def install_java() -> tuple[Path, int]:
+    """A Java, downloaded into the user's cache (~/.jdk) if the machine has none."""
+    try:
+        return find_java()
+    except JavaMissing as missing:
+        print(f"{missing}\nDownloading a Java 17 into ~/.jdk ...", file=sys.stderr)
+    import jdk
+
+    try:
+        jdk.install("17")
+    except Exception as error:
+        raise JavaMissing(f"the download of a Java failed: {error}. To mend it: {HINT}") from error
+    return find_java()
+
+
+def main() -> None:
+    try:
+        home, version = install_java() if "--install" in sys.argv[1:] else find_java()
+    except JavaMissing as error:
+        sys.exit(str(error))
+    print(f"Java {version} at {home}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""One profile for all property tests: repeatable, without deadlines; HEADRACE_EXAMPLES=10 looks ten times as long."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "headrace",
+    max_examples=int(100 * float(os.environ.get("HEADRACE_EXAMPLES", "1"))),
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("headrace")

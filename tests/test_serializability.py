@@ -1,0 +1,401 @@
+"""What leaves is what a loop over the log gives: every reply and the whole state, whatever the batches and epochs.
+
+The apps are random, too. A program is data: bodies, each a list of steps, run by a few generic functions. What was
+read decides whom a function calls, whether it aborts, and what it writes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from headrace import Abort, App, Config, Reply, Runtime
+from tests.driver import Driver
+from tests.oracle import Oracle
+
+MANY = settings.default.max_examples  # type: ignore[union-attr]
+
+# --- the app ----------------------------------------------------------------------------------------------------------
+
+
+class Trouble(Exception):
+    """An ordinary exception of the app's own."""
+
+
+RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit)
+
+
+def concatenate(state: Any, delta: Any) -> Any:
+    return ((state if type(state) is list else [state]) + [delta])[-4:]
+
+
+def add_or_refuse(state: Any, delta: Any) -> Any:
+    if type(state) is not int or type(delta) is not int:
+        raise Trouble(f"cannot add {delta!r} to {state!r}")
+    return state + delta
+
+
+app = App("anything")
+OPERATORS = (
+    app.operator("plain"),
+    app.operator("lists", combine=concatenate),
+    app.operator("sums", combine=add_or_refuse),
+)
+bodies: list[list[tuple[Any, ...]]] = []  # of the example that runs
+
+
+def mix(acc: int, value: Any) -> int:
+    return zlib.crc32(repr((acc, value)).encode())
+
+
+def steps(ctx: Any, combines: bool, body: int, acc: int, fuel: int) -> Generator[Any, Any, Any]:
+    """Run a body; yields the calls it wants to make, and is sent their results."""
+    for kind, *given_ in bodies[body % len(bodies)]:
+        if kind == "get":
+            acc = mix(acc, ctx.get(*given_))
+        elif kind == "put":
+            ctx.put(given_[0])
+        elif kind == "put what was read":
+            ctx.put(acc)
+        elif kind == "append":
+            state = ctx.get([])
+            if type(state) is list:
+                state.append(given_[0])
+                ctx.put(state[-4:])
+        elif kind == "delete":
+            ctx.delete()
+        elif kind == "merge" and combines:
+            ctx.merge(given_[0])
+        elif kind == "raise" and acc % given_[0] == 0:
+            raise RAISED[acc % len(RAISED)](f"{ctx.key} at {acc}")
+        elif kind in ("call", "send", "guard") and fuel:
+            operator, form, key, called = given_[acc % len(given_)]
+            acc = mix(acc, (yield kind, FORMS[operator][form], key, (called, acc, fuel - 1)))
+        elif kind == "return" and acc % given_[0] == 0:
+            return given_[1]
+    return acc, ctx.get("nothing")
+
+
+def drive_plain(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
+    try:
+        while True:
+            _, function, key, args = running.send(None)
+            ctx.call_async(function, key, *arguments(function, args))
+    except StopIteration as stop:
+        return stop.value
+
+
+async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
+    answer = None
+    while True:
+        try:
+            kind, function, key, args = running.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        args, answer = arguments(function, args), None
+        if kind == "send":
+            ctx.call_async(function, key, *args)
+        elif kind == "call":
+            answer = await ctx.call(function, key, *args)
+        else:
+            try:
+                answer = await ctx.call(function, key, *args)
+            except BaseException:  # what another function raised cannot be caught: all this comes to nothing
+                ctx.put("caught")
+                ctx.call_async(function, key, *args)
+                return "caught"
+            finally:
+                ctx.merge(1) if function.operator.combine and key == "never" else None
+
+
+def arguments(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The wide forms take a value more, which is encoded."""
+    return (*args, [args[0], (args[1],)]) if function.name.startswith("wide") else args
+
+
+def register(operator: Any) -> tuple[Any, ...]:
+    combines = operator.combine is not None
+
+    def narrow(ctx: Any, body: int, acc: int, fuel: int) -> Any:
+        return drive_plain(ctx, steps(ctx, combines, body, acc, fuel))
+
+    def wide(ctx: Any, body, acc, fuel, payload) -> Any:  # type: ignore[no-untyped-def]
+        return drive_plain(ctx, steps(ctx, combines, body, mix(acc, payload), fuel))
+
+    async def narrow_async(ctx: Any, body: int, acc: int, fuel: int) -> Any:
+        return await drive_async(ctx, steps(ctx, combines, body, acc, fuel))
+
+    async def wide_async(ctx: Any, body, acc, fuel, payload) -> Any:  # type: ignore[no-untyped-def]
+        return await drive_async(ctx, steps(ctx, combines, body, mix(acc, payload), fuel))
+
+    return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async)))
+
+
+FORMS = [register(operator) for operator in OPERATORS]
+
+# --- random programs, logs and ways to run them -----------------------------------------------------------------------
+
+KEYS = st.sampled_from(["a", "b", "1", 1, 0, b"a"])
+SCALARS = st.sampled_from([None, True, False, 0, 1, -1, 1 << 40, 0.0, -0.0, 1.0, float("nan"), "", "a", "é", b"", b"a"])
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.tuples(inner)
+        | st.dictionaries(st.sampled_from(["x", 1, b"x"]), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+TARGETS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3)), min_size=1, max_size=3)
+STEPS = st.one_of(
+    st.tuples(st.just("get")),
+    st.tuples(st.just("get"), SCALARS),
+    st.tuples(st.just("put"), VALUES),
+    st.tuples(st.just("put what was read")),
+    st.tuples(st.just("append"), VALUES),
+    st.tuples(st.just("delete")),
+    st.tuples(st.just("merge"), st.integers(-2, 2) | VALUES),
+    st.tuples(st.just("raise"), st.integers(2, 9)),
+    st.tuples(st.just("return"), st.integers(2, 5), VALUES),
+    *[st.tuples(st.just(kind), TARGETS).map(lambda pair: (pair[0], *pair[1])) for kind in ("call", "send", "guard")] * 2,
+)
+PROGRAMS = st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=1, max_size=4)
+ROOTS = st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3), st.integers(0, 9), st.integers(0, 3))
+LOGS = st.lists(ROOTS, min_size=1, max_size=10)
+
+
+class Way(NamedTuple):
+    """How a log is cut and when its parts come."""
+
+    transactions_max: int
+    interval_us: int
+    cuts: list[tuple[int, bool, int, bool]]  # rows, in a new step?, microseconds later, a tick before?
+
+
+WAYS = st.builds(
+    Way,
+    st.integers(1, 12),
+    st.sampled_from([0, 0, 1, 5, 1000]),
+    st.lists(
+        st.tuples(st.integers(1, 6), st.booleans(), st.sampled_from([0, 1, 4, 50]), st.booleans()), min_size=1, max_size=6
+    ),
+)
+
+
+def call_of(root: tuple[Any, ...]) -> tuple[Any, ...]:
+    operator, form, key, body, acc, fuel = root
+    function = FORMS[operator][form]
+    return (function, key, *arguments(function, (body, acc, fuel)))
+
+
+def run_engine(calls: Sequence[Any], way: Way) -> tuple[list[Reply], dict[Any, Any]]:
+    config = Config(epoch_transactions_max=way.transactions_max, epoch_interval_us=way.interval_us)
+    driver = Driver(app, config)
+    now_us, at, cut, gathered = 0, 0, 0, []
+    while at < len(calls):
+        rows, in_new_step, later_us, ticks = way.cuts[cut % len(way.cuts)]
+        cut += 1
+        if in_new_step and gathered:
+            driver.submit(now_us, *gathered)
+            gathered = []
+        if not gathered:
+            now_us += later_us
+            if ticks:
+                driver.tick(now_us)
+        ids = f"stem{cut}" if cut % 2 else [f"single{at + row}" for row in range(len(calls[at : at + rows]))]
+        gathered.append((ids, calls[at : at + rows]))
+        at += rows
+    driver.submit(now_us, *gathered)
+    driver.finish()
+    return [reply for token in range(driver.submitted) for reply in driver.replies[token]], driver.state()
+
+
+def run_oracle(calls: Sequence[Any]) -> tuple[list[tuple[Any, ...]], dict[Any, Any]]:
+    oracle = Oracle()
+    return [oracle.transact(*call) for call in calls], oracle.state
+
+
+def outcome(reply: Reply) -> tuple[Any, ...]:
+    if reply.failure is None:
+        return "ok", reply.result
+    assert reply.result is None
+    failure = reply.failure
+    return reply.status, failure.type, failure.message, failure.function, failure.key
+
+
+def exactly(state: dict[Any, Any]) -> list[str]:
+    """With types: 1, 1.0 and True differ here, and a NaN equals itself."""
+    return sorted(map(repr, state.items()))
+
+
+# --- the log is the order ---------------------------------------------------------------------------------------------
+
+
+@given(PROGRAMS, LOGS, WAYS)
+@settings(max_examples=5 * MANY)
+def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Any, log: Any, way: Way) -> None:
+    bodies[:] = program
+    calls = list(map(call_of, log))
+    expected, state = run_oracle(calls)
+    replies, found = run_engine(calls, way)
+    event(f"{sum(kind == 'aborted' for kind, *_ in expected)} aborts")
+    assert list(map(repr, map(outcome, replies))) == list(map(repr, expected))
+    assert exactly(found) == exactly(state)
+
+
+@given(PROGRAMS, LOGS, st.lists(WAYS, min_size=2, max_size=3))
+@settings(max_examples=MANY)
+def test_where_epochs_and_batches_end_never_changes_a_result(program: Any, log: Any, ways: list[Way]) -> None:
+    bodies[:] = program
+    calls = list(map(call_of, log))
+    ran = [run_engine(calls, way) for way in ways]
+    assert len({repr([(reply.tid, outcome(reply)) for reply in replies]) for replies, _ in ran}) == 1
+    assert len({repr(exactly(state)) for _, state in ran}) == 1
+
+
+@given(LOGS, WAYS)
+@settings(max_examples=MANY)
+def test_tids_are_dense_and_increase_and_epochs_hold_them_in_order(log: Any, way: Way) -> None:
+    bodies[:] = [[("raise", 2)]]
+    replies, _ = run_engine(list(map(call_of, log)), way)
+    assert [reply.tid for reply in replies] == list(range(1, len(log) + 1))
+    epochs = [reply.epoch for reply in replies]
+    assert epochs == sorted(epochs)
+    assert set(epochs) == set(range(1, epochs[-1] + 1))
+    assert max(map(epochs.count, epochs)) <= way.transactions_max
+
+
+@given(PROGRAMS, LOGS, st.integers(1, 4), st.integers(1, 12))
+@settings(max_examples=MANY)
+def test_a_client_gets_the_replies_of_a_loop_over_the_log(program: Any, log: Any, rows: int, epoch_max: int) -> None:
+    bodies[:] = program
+    calls = list(map(call_of, log))
+    expected, state = run_oracle(calls)
+    replies: list[Reply] = []
+    with Runtime(app, Config(epoch_transactions_max=epoch_max)) as runtime:
+        for at in range(0, len(calls), rows):
+            replies += runtime.client.batch(calls[at : at + rows])
+        found = {(name, key): value for name in app.operators for key, value in runtime.state(name).items()}
+        counted = runtime.metrics()
+    assert list(map(repr, map(outcome, replies))) == list(map(repr, expected))
+    assert exactly(found) == exactly(state)
+    aborts = sum(kind == "aborted" for kind, *_ in expected)
+    assert (counted["aborted"], counted["committed"]) == (aborts, len(calls) - aborts)
+
+
+# --- request ids ------------------------------------------------------------------------------------------------------
+
+counters = App("counters")
+counter = counters.operator("counter")
+
+
+@counter.register
+def add(ctx: Any, amount: Any) -> Any:
+    if amount == "fail":
+        raise Abort(f"{ctx.key} has {ctx.get(0)}")
+    ctx.put(ctx.get(0) + 1)
+    return [ctx.get(), amount]
+
+
+CALLS = st.tuples(
+    st.just(add),
+    st.sampled_from(["k", 1, "1"]),
+    st.sampled_from([1, 1.0, True, float("nan"), 0.0, -0.0, "fail", [1], [True], (1,), {"a": 1}]),
+)
+SINGLE_IDS = st.lists(st.sampled_from(["x", "y", "x/0", "x/1", "x/01", "x/", "/", "y/2", "x/0/0"]), min_size=1, max_size=4)
+SUBMISSIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["x", "y", "x/0"]) | SINGLE_IDS,
+        st.lists(CALLS, min_size=4, max_size=4),
+        st.integers(1, 4),
+        st.booleans(),
+    ),
+    min_size=2,
+    max_size=8,
+)
+
+
+def spell(ids: Any, rows: list[Any], count: int) -> tuple[Any, list[str], list[Any]]:
+    """The ids as they are sent, as they are meant, and the calls."""
+    if isinstance(ids, str):
+        return ids, [f"{ids}/{row}" for row in range(count)], rows[:count]
+    return ids, ids, rows[: len(ids)]
+
+
+@given(SUBMISSIONS, st.integers(1, 6), st.sampled_from([0, 0, 3, 1000]))
+@settings(max_examples=5 * MANY)
+def test_a_repeated_request_id_never_runs_twice_and_gets_an_equal_reply(
+    submissions: Any, epoch_max: int, interval_us: int
+) -> None:
+    driver = Driver(counters, Config(epoch_transactions_max=epoch_max, epoch_interval_us=interval_us))
+    oracle, ran, expected = Oracle(), {}, []
+    repeated = reused = 0
+    for now_us, (ids, rows, count, ticks) in enumerate(submissions):
+        sent, meant, calls = spell(ids, rows, count)
+        if ticks:
+            driver.tick(now_us)
+        driver.submit(now_us, (sent, calls))
+        for request_id, call in zip(meant, calls, strict=True):
+            if request_id not in ran:
+                ran[request_id] = (repr(call), (len(ran) + 1, *oracle.transact(*call)))
+            elif ran[request_id][0] == repr(call):
+                repeated += 1
+            else:
+                reused += 1
+                expected.append((request_id, None, "refused", "request_id_reused"))
+                continue
+            expected.append((request_id, *ran[request_id][1]))
+    driver.finish()
+    event(f"repeats: {repeated > 0}, reuses: {reused > 0}")
+    found = [
+        (reply.request_id, None, "refused", reply.failure.code)
+        if reply.failure and reply.tid is None
+        else (reply.request_id, reply.tid, *outcome(reply))
+        for token in range(driver.submitted)
+        for reply in driver.replies[token]
+    ]
+    assert list(map(repr, found)) == list(map(repr, expected))
+    assert exactly(driver.state()) == exactly(oracle.state)
+
+
+@given(st.lists(st.tuples(SINGLE_IDS, st.booleans()), min_size=1, max_size=6))
+@settings(max_examples=MANY // 2)
+def test_a_repeated_request_id_gets_the_same_reply_from_a_client(asked: Any) -> None:
+    first: dict[str, str] = {}
+    with Runtime(counters) as runtime:
+        for ids, fails in asked:
+            for request_id in ids:
+                call = (add, "k", "fail" if fails else 1)
+                reply = runtime.client.submit([request_id], [call], wait=True).result(timeout=10)[0]
+                if reply.failure is not None and reply.failure.code == "request_id_reused":
+                    assert reply.status == "refused"
+                    assert first[request_id][0] != call[2]
+                else:
+                    assert first.setdefault(request_id, (call[2], repr(reply))) == (call[2], repr(reply))
+        runs = sum(amount == 1 for amount, _ in first.values())
+        assert runtime.get(counter, "k", 0) == runs
+
+
+@given(CALLS, CALLS, st.sampled_from(["x", ["x/0"]]), st.sampled_from(["x", ["x/0"]]))
+@settings(max_examples=MANY)
+def test_a_request_id_with_another_call_is_refused_and_changes_nothing(
+    first: Any, second: Any, ids: Any, again: Any
+) -> None:
+    assume(repr(first) != repr(second))
+    driver = Driver(counters)
+    driver.submit(0, (ids, [first]))
+    before = exactly(driver.state())
+    driver.submit(1, (again, [second]))
+    driver.submit(2, (["other"], [first]))
+    refused = driver.replies[1][0]
+    assert refused.status == "refused"
+    assert refused.failure is not None
+    assert refused.failure.code == "request_id_reused"
+    assert "x/0" in refused.failure.message
+    if first[2] == "fail":
+        assert exactly(driver.state()) == before
+    assert driver.replies[2][0].tid == 2
