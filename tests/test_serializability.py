@@ -109,7 +109,7 @@ async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
                 ctx.call_async(function, key, *args)
                 return "caught"
             finally:
-                ctx.merge(1) if function.operator.combine and key == "never" else None
+                ctx.put(["at last", key])
 
 
 def arguments(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

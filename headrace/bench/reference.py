@@ -76,7 +76,7 @@ def run_coroutines(state: dict[Any, Any], calls: Calls) -> list[Any]:
                 try:
                     body(context, *args).send(None)
                 except StopIteration:
-                    pass
+                    continue
             results.append(result)
         except Exception as error:
             context.roll_back()

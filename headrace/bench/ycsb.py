@@ -180,9 +180,7 @@ def ycsb(keys: int, theta: float, transactions: int, repeats: int, progress: Cal
     result: dict[str, Any] = {"workload": "ycsb-t", "keys": keys, "zipf": theta, "transactions": transactions}
     result |= {"repeats": repeats, "workers": 1, "mode": "serial", "durable": False}
     for form in FORMS:
-        runs = [
-            run(form, transfers(keys, theta, transactions, seed), keys, progress) for seed in range(1, repeats + 1)
-        ]
+        runs = [run(form, transfers(keys, theta, transactions, seed), keys, progress) for seed in range(1, repeats + 1)]
         figures: dict[str, Any] = {
             name: round(median(getattr(one, name) for one in runs), 3)
             for name in ("committed_per_s", "reference_per_s", "ratio", "p50_ms", "p99_ms")

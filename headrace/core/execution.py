@@ -24,7 +24,7 @@ from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
 from headrace.model.context import Context
 from headrace.model.operator import Function
 from headrace.wire.messages import Failure
-from headrace.wire.values import KEPT, SMALL, Key
+from headrace.wire.values import HIGH, KEPT, LOW, Key
 
 MESSAGE_CHARACTERS_MAX = 2_000
 
@@ -32,23 +32,27 @@ MESSAGE_CHARACTERS_MAX = 2_000
 class Transaction:
     """The one that runs now. Reused: a serial worker has only one at a time."""
 
-    __slots__ = ("bytes_counted", "calls_awaited", "doom", "is_marked", "queue", "tid", "undo")
+    __slots__ = ("bytes_counted", "calls_awaited", "doom", "epoch", "is_marked", "queue", "unawaited", "undo")
 
     def __init__(self) -> None:
-        self.tid = 0
+        self.epoch: Epoch
         self.undo: list[tuple[Table, Key, Any]] = []  # what an entity's sealed state was
         self.queue: list[tuple[Entry, Key, Args]] = []  # asynchronous calls, in the order they were made
         self.reset()
 
     def reset(self) -> None:
         self.calls_awaited = self.bytes_counted = 0
+        self.unawaited: dict[Call, None] = {}  # made by ctx.call, and not awaited yet
         self.doom: LimitReached | None = None  # a limit was reached: it aborts, whatever the function does about it
-        self.is_marked = False  # whether any of the three above was touched
+        self.is_marked = False  # whether any of the above was touched
 
     def close(self) -> None:
         """The end of a transaction that was marked."""
         if self.doom is not None:
             raise self.doom
+        for call in self.unawaited:
+            name = call.made_by.entry.name
+            raise BadCall(f"{name} made a ctx.call(...) that it did not await: await it, or use call_async")
         self.reset()
 
 
@@ -77,30 +81,29 @@ class SerialContext(Context):
         "entry",
         "key",
         "state",
-        "unawaited",
     )
 
     def __init__(self, program: Program, transaction: Transaction, entry: Entry) -> None:
         self.entry = entry
         self.key: Any = None
         self.state: Any = MISSING  # sealed
-        self.unawaited = 0
         self._transaction, self._queue = transaction, transaction.queue
         self._program, self._functions, self._values = program, program.functions, program.values
         self._calls_max = program.config.calls_max
 
     @property
     def tid(self) -> int:
-        return self._transaction.tid
+        epoch = self._transaction.epoch
+        return epoch.tids[len(epoch.results)]
 
     def get(self, default: Any = None) -> Any:
         state = self.state
-        if state is MISSING:
-            return default
-        return self._values.decode(state) if type(state) is bytes else state
+        if type(state) is bytes:
+            return default if state is MISSING else self._values.decode(state)
+        return state
 
     def put(self, value: Any) -> None:
-        if type(value) is int and -SMALL < value < SMALL:
+        if type(value) is int and LOW < value < HIGH:
             self.state = value
         else:
             self.state = self._seal(value)
@@ -122,13 +125,20 @@ class SerialContext(Context):
         if self.entry.is_plain:
             raise BadCall(f"{self.entry.name} is a plain def and cannot await: make it async def, or use call_async")
         call = Call(self, *self._admit(function, key, args))
-        self.unawaited += 1
+        self._transaction.is_marked = True
+        self._transaction.unawaited[call] = None
         return call
 
     def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
-        entry = self._functions.get(function)
-        kind = type(key)  # of a key only its type is checked here; the rest where a call finds no state under it
-        if entry is None or (kind is not str and kind is not int) or not entry.fits(args):
+        try:
+            entry = self._functions[function]
+            fits, kind = (
+                entry.fits,
+                type(key),
+            )  # a key's type is checked here, the rest where no state is found under it
+            if (kind is not str and kind is not int) or not fits(args):
+                entry, key, args = self._admit(function, key, args)
+        except (KeyError, TypeError):
             entry, key, args = self._admit(function, key, args)
         queue = self._queue
         if len(queue) >= self._calls_max:
@@ -183,24 +193,32 @@ class SerialExecutor:
         run by the same lines, written twice: a method between them would cost a tenth of the whole."""
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
-        for tid, entry, key, args in zip(epoch.tids, epoch.entries, epoch.keys, epoch.args, strict=True):
-            transaction.tid = tid
+        transaction.epoch = epoch
+        for entry, key, args in zip(epoch.entries, epoch.keys, epoch.args, strict=True):
             try:
                 context, table = entry.context, entry.table
                 context.key = key
                 context.state = before = table.get(key, MISSING)
                 result = entry.run(*args)
                 if not entry.is_plain:
-                    before, result = self._drive(context, before, result)
-                if context.state is not before:
-                    undo.append((table, key, before))
-                    if context.state is MISSING:
+                    try:
+                        awaited = result.send(None)
+                    except StopIteration as stop:
+                        result = stop.value
+                    else:
+                        before, result = self._drive(context, before, result, awaited)
+                if type(result) is not int or not LOW < result < HIGH:
+                    result = seal(result)
+                state = context.state
+                if state is not before:
+                    if queue or transaction.is_marked:  # undo is needed only while something can still fail
+                        undo.append((table, key, before))
+                    if state is MISSING:
                         del table[key]
                     else:
-                        table[key] = context.state
-                if type(result) is not int or not -SMALL < result < SMALL:
-                    result = seal(result)
-                for entry, key, args in queue:  # which grows while they run
+                        table[key] = state
+                for call in queue:  # which grows while they run
+                    entry, key, args = call
                     context, table = entry.context, entry.table
                     context.key = key
                     context.state = before = table.get(key, MISSING)
@@ -208,13 +226,20 @@ class SerialExecutor:
                         self.program.check_key(key)
                     returned = entry.run(*args)
                     if not entry.is_plain:
-                        before, _ = self._drive(context, before, returned)
-                    if context.state is not before:
-                        undo.append((table, key, before))
-                        if context.state is MISSING:
+                        try:
+                            awaited = returned.send(None)
+                        except StopIteration:
+                            pass
+                        else:
+                            before, _ = self._drive(context, before, returned, awaited)
+                    state = context.state
+                    if state is not before:
+                        if call is not queue[-1] or transaction.is_marked:
+                            undo.append((table, key, before))
+                        if state is MISSING:
                             del table[key]
                         else:
-                            table[key] = context.state
+                            table[key] = state
                 if transaction.is_marked:
                     transaction.close()
                 queue.clear()
@@ -228,40 +253,39 @@ class SerialExecutor:
                 results.append(None)
         epoch.phase = FINAL
 
-    def _drive(self, context: SerialContext, before: Any, coroutine: Any) -> tuple[Any, Any]:
-        """Run a coroutine to its end, with all that it awaits. Returns its entity's state as stored, and its result.
+    def _drive(self, context: SerialContext, before: Any, coroutine: Any, awaited: Any) -> tuple[Any, Any]:
+        """Go on with a coroutine that awaits something: to its end, and with all that it awaits. Returns its entity's
+        state as stored, and its result.
 
         The callers wait in `frames`, not on Python's stack, so that only `depth_max` limits them."""
         frames: list[tuple[SerialContext, Any]] = []
-        answer: Any = None
         try:
             while True:
-                try:
-                    call = coroutine.send(answer)
-                except StopIteration as stop:
-                    answer = stop.value
-                    if context.unawaited:
-                        raise self._not_awaited(context) from None
+                self._check_await(context, awaited, len(frames))
+                self._store(context, before)
+                self._keep_waiting(context)
+                frames.append((context, coroutine))
+                entry, coroutine = awaited.entry, None
+                context = entry.context
+                context.key = awaited.key
+                context.state = before = entry.table.get(awaited.key, MISSING)
+                answer = entry.run(*awaited.args)
+                if not entry.is_plain:
+                    coroutine, answer = answer, None
+                while True:  # until somebody awaits again
+                    if coroutine is not None:
+                        try:
+                            awaited = coroutine.send(answer)
+                            break
+                        except StopIteration as stop:
+                            answer = stop.value
                     if not frames:
                         return before, answer
-                else:
-                    self._check_await(context, call, len(frames))
+                    # A call has ended: its caller goes on, with its own entity's state as it is now.
                     self._store(context, before)
-                    frames.append((context, coroutine))
-                    entry, coroutine = call.entry, None
-                    self._keep_waiting(context)
-                    context = entry.context
-                    context.key = call.key
-                    context.state = before = entry.table.get(call.key, MISSING)
-                    answer = entry.run(*call.args)
-                    if not entry.is_plain:
-                        coroutine, answer = answer, None
-                        continue
-                # The call has ended: its caller goes on, with its entity's state as it is now.
-                self._store(context, before)
-                answer = self.values.unseal(self.values.seal(answer))  # a caller shares nothing with whom it called
-                context, coroutine = frames.pop()
-                context.state = before = context.entry.table.get(context.key, MISSING)
+                    answer = self.values.unseal(self.values.seal(answer))  # they share nothing
+                    context, coroutine = frames.pop()
+                    context.state = before = context.entry.table.get(context.key, MISSING)
         except BaseException:
             self.raised_in = (context.entry, context.key)
             for waiting, suspended in [(context, coroutine), *reversed(frames)]:
@@ -282,20 +306,16 @@ class SerialExecutor:
         if context.entry.context is context:
             context.entry.bind(self._context(context.entry))
 
-    def _check_await(self, context: SerialContext, call: Any, depth: int) -> None:
-        if type(call) is not Call or call.made_by is not context:
-            raise BadCall(f"{context.entry.name} awaits {call!r:.100}; a function awaits only its own ctx.call(...)")
+    def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
+        transaction = self.transaction
+        if type(awaited) is not Call or awaited.made_by is not context or awaited not in transaction.unawaited:
+            raise BadCall(f"{context.entry.name} awaits {awaited!r:.100}; it may await its own ctx.call(...), once")
+        del transaction.unawaited[awaited]
         if depth >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
-        transaction = self.transaction
-        transaction.is_marked = True
         transaction.calls_awaited += 1
         if transaction.calls_awaited + len(transaction.queue) > self.calls_max:
             raise LimitReached(f"more than {self.calls_max} calls in one transaction")
-        context.unawaited -= 1
-
-    def _not_awaited(self, context: SerialContext) -> BadCall:
-        return BadCall(f"{context.entry.name} made a ctx.call(...) that it did not await: await it, or use call_async")
 
     def _roll_back(self) -> None:
         transaction = self.transaction

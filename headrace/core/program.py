@@ -23,9 +23,9 @@ from headrace.config import Config
 from headrace.errors import BadArguments, BadKey, BadValue, ModelError, TooLarge, UnknownFunction
 from headrace.model.app import App, hints_of
 from headrace.model.operator import Function
-from headrace.wire.values import INT_MAX, INT_MIN, KEPT, SMALL, Key, Values
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values
 
-MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()  # an entity without state
+MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
 
 Table = dict[Key, Any]  # one operator's entities: key -> sealed value
 Args = tuple[Any, ...]
@@ -60,21 +60,24 @@ class Program:
         name = function.full_name if isinstance(function, Function) else function
         if type(name) is not str:
             raise UnknownFunction(f"{name!r} is no function: give a registered one, or its name as 'operator.function'")
-        operator, _, member = name.partition(".")
-        if operator not in self.app.operators:
+        of, _, member = name.partition(".")
+        if of not in self.app.operators:
             known = ", ".join(self.app.operators) or "none"
-            raise UnknownFunction(f"no operator {operator!r} in app {self.app.name!r}; it has: {known}")
-        if member in self.app.operators[operator].functions:
+            raise UnknownFunction(f"no operator {of!r} in app {self.app.name!r}; it has: {known}")
+        if member in self.app.operators[of].functions:
             raise UnknownFunction(f"{name} is a function of another app, not of app {self.app.name!r}")
-        known = ", ".join(self.app.operators[operator].functions) or "none"
-        raise UnknownFunction(f"no function {member!r} on operator {operator!r}; it has: {known}")
+        known = ", ".join(self.app.operators[of].functions) or "none"
+        raise UnknownFunction(f"no function {member!r} on operator {of!r}; it has: {known}")
 
     def check_keys(self, keys: list[Any]) -> bool:
         """Many keys at once: False sends them to be looked at one by one."""
         limit, kinds = self.config.key_bytes_max, set(map(type, keys))
         if kinds == {str}:
             return all(map(str.isascii, keys)) and max(map(len, keys)) <= limit
-        return kinds == {int} and min(keys) >= INT_MIN and max(keys) <= INT_MAX
+        try:
+            return kinds == {int} and bool(self.values.encode_plain(keys))  # which fails over 64 bits
+        except OverflowError:
+            return False
 
     def check_key(self, key: Any) -> None:
         kind = type(key)
@@ -163,7 +166,7 @@ class Signature:
         """A check as fast as Python allows for the common case: the right number of arguments, each a scalar of just
         the annotated type, and small. False sends the call to `admit`, which decides and explains."""
         tests = {
-            int: f"type({{0}}) is int and -{SMALL} < {{0}} < {SMALL}",
+            int: f"type({{0}}) is int and {LOW} < {{0}} < {HIGH}",
             str: f"type({{0}}) is str and len({{0}}) <= {self.values.bytes_max} and {{0}}.isascii()",
             float: "type({0}) is float",
             bool: "type({0}) is bool",
@@ -173,7 +176,7 @@ class Signature:
         if not self.most:
             return operator.not_
         names = [f"a{i}" for i in range(self.most)]
-        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True)) 
+        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True))
         source = f"""
 def fits(args):
     try:

@@ -24,7 +24,7 @@ from msgspec.msgpack import Ext
 
 from headrace.errors import BadRequest, BadValue, TooLarge
 
-SMALL = 1 << 30  # ints below it CPython compares in one step: the fast paths take these, the rest is checked fully
+LOW, HIGH = -(1 << 30), 1 << 30  # CPython compares ints between them in one step: these take the fast paths
 INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
 
 Key = str | int | bytes
