@@ -72,7 +72,7 @@ def steps(ctx: Any, combines: bool, body: int, acc: int, fuel: int) -> Generator
             ctx.merge(given_[0])
         elif kind == "raise" and acc % given_[0] == 0:
             raise RAISED[acc % len(RAISED)](f"{ctx.key} at {acc}")
-        elif kind in ("call", "send", "guard") and fuel:
+        elif kind in CALL_KINDS and fuel:
             operator, form, key, called = given_[acc % len(given_)]
             acc = mix(acc, (yield kind, FORMS[operator][form], key, (called, acc, fuel - 1)))
         elif kind == "return" and acc % given_[0] == 0:
@@ -151,6 +151,7 @@ VALUES = st.recursive(
     max_leaves=3,
 )
 TARGETS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3)), min_size=1, max_size=3)
+CALL_KINDS = ("call", "send", "guard")
 STEPS = st.one_of(
     st.tuples(st.just("get")),
     st.tuples(st.just("get"), SCALARS),
@@ -161,7 +162,8 @@ STEPS = st.one_of(
     st.tuples(st.just("merge"), st.integers(-2, 2) | VALUES),
     st.tuples(st.just("raise"), st.integers(2, 9)),
     st.tuples(st.just("return"), st.integers(2, 5), VALUES),
-    *[st.tuples(st.just(kind), TARGETS).map(lambda pair: (pair[0], *pair[1])) for kind in ("call", "send", "guard")] * 2,
+    *[st.tuples(st.just(kind), TARGETS).map(lambda pair: (pair[0], *pair[1])) for kind in ("call", "send", "guard")]
+    * 2,
 )
 PROGRAMS = st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=1, max_size=4)
 ROOTS = st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3), st.integers(0, 9), st.integers(0, 3))
@@ -176,12 +178,15 @@ class Way(NamedTuple):
     cuts: list[tuple[int, bool, int, bool]]  # rows, in a new step?, microseconds later, a tick before?
 
 
+CUTS = st.tuples(st.integers(1, 6), st.booleans(), st.sampled_from([0, 1, 4, 50]), st.booleans())
 WAYS = st.builds(
     Way,
     st.integers(1, 12),
     st.sampled_from([0, 0, 1, 5, 1000]),
     st.lists(
-        st.tuples(st.integers(1, 6), st.booleans(), st.sampled_from([0, 1, 4, 50]), st.booleans()), min_size=1, max_size=6
+        st.tuples(st.integers(1, 6), st.booleans(), st.sampled_from([0, 1, 4, 50]), st.booleans()),
+        min_size=1,
+        max_size=6,
     ),
 )
 
@@ -306,7 +311,9 @@ CALLS = st.tuples(
     st.sampled_from(["k", 1, "1"]),
     st.sampled_from([1, 1.0, True, float("nan"), 0.0, -0.0, "fail", [1], [True], (1,), {"a": 1}]),
 )
-SINGLE_IDS = st.lists(st.sampled_from(["x", "y", "x/0", "x/1", "x/01", "x/", "/", "y/2", "x/0/0"]), min_size=1, max_size=4)
+SINGLE_IDS = st.lists(
+    st.sampled_from(["x", "y", "x/0", "x/1", "x/01", "x/", "/", "y/2", "x/0/0"]), min_size=1, max_size=4
+)
 SUBMISSIONS = st.lists(
     st.tuples(
         st.sampled_from(["x", "y", "x/0"]) | SINGLE_IDS,

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
+from rich.table import Table
+
 from headrace.bench import reference
 from headrace.model.app import App
 from headrace.model.context import Context
@@ -198,3 +200,22 @@ def ycsb(keys: int, theta: float, transactions: int, repeats: int, progress: Cal
             result[form.name] = figures
     result["bytes_per_entity"] = round(bytes_per_entity(keys), 1)
     return result
+
+
+def summary(result: dict[str, Any]) -> Table:
+    table = Table(title=f"YCSB-T, {result['keys']:,} accounts, zipf {result['zipf']}, one worker, serial, in memory")
+    for column in ("functions", "committed/s", "bare loop/s", "ratio", "p50 ms", "p99 ms", "aborted", "conserved"):
+        table.add_column(column, justify="left" if column == "functions" else "right")
+    for name, row in (("plain def", result), ("async def", result["coroutine"])):
+        table.add_row(
+            name,
+            f"{row['committed_per_s']:,}",
+            f"{row['reference_per_s']:,}",
+            f"{row['ratio']:.2f}",
+            f"{row['p50_ms']:.1f}",
+            f"{row['p99_ms']:.1f}",
+            f"{row['aborted']:,}",
+            "yes" if row["conserved"] and row["same_as_reference"] else "NO",
+        )
+    table.caption = f"latency of a batch of {SLICE:,}; {result['bytes_per_entity']} bytes per account"
+    return table

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -37,4 +40,24 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in (LOCAL_DEFAULTS | {key.replace("_", "."): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with jvm_output_in_a_file():
+        return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def jvm_output_in_a_file() -> Iterator[None]:
+    """The JVM greets on the error stream it is started with, whatever its log level: give it a file instead. What
+    matters still reaches you, as an exception; if the start fails, the end of the file is told."""
+    path = Path(tempfile.gettempdir()) / f"headrace-spark-{os.getpid()}.log"
+    sys.stderr.flush()
+    own = os.dup(2)
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"What the JVM said ({path}):\n{path.read_text(errors='replace')[-2_000:]}")
+        raise
+    finally:
+        os.dup2(own, 2)
+        os.close(own)

@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from headrace.wire.values import Key
-
 RequestIds = str | list[str]
 """The ids of a batch's rows: each its own, or a stem, and then row 7 of stem "x" has the id "x/7"."""
 
@@ -24,7 +22,7 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     type: str
     message: str
     function: str | None = None
-    key: Key | None = None
+    key: Any = None
 
 
 class Calls(msgspec.Struct, frozen=True, tag="calls", forbid_unknown_fields=True):
@@ -32,7 +30,7 @@ class Calls(msgspec.Struct, frozen=True, tag="calls", forbid_unknown_fields=True
 
     ids: RequestIds
     functions: list[str]
-    keys: list[Key]
+    keys: list[Any]
     args: list[bytes]
 
 

@@ -1,0 +1,39 @@
+# Five verbs: demo test check bench docs. Each works on a fresh machine that has only python3 (3.11 or later).
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check bench docs install clean
+
+demo: install
+	$(BIN)/headrace demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_house.py
+
+bench: install
+	$(BIN)/headrace bench ycsb --save benchmarks/results/ycsb_serial.json
+	$(BIN)/headrace bench ycsb --zipf 0.99 --save benchmarks/results/ycsb_serial_zipf_0.99.json
+
+docs: install
+	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
+
+install: $(READY)
+
+# A virtual environment with everything in it, and a Java 17 or 21 for Spark: the machine's, or one in the user's cache.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Headrace needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
+	@echo "Installing into .venv (PySpark is 450 MB: this takes a minute or two) ..."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m headrace.spark.java --install
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,122 @@
+"""The `headrace` command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+import headrace
+from headrace.errors import HeadraceError
+
+app = typer.Typer(
+    name="headrace",
+    help="Transactional stateful functions on live data. The log is the serial order.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Measure the engine on published workloads.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+PORT = 8090
+
+
+def main() -> None:
+    try:
+        app()
+    except HeadraceError as error:
+        Console(stderr=True).print(f"[red]{error.code}[/]: {error}", highlight=False)
+        sys.exit(2)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(f"headrace {headrace.__version__}")
+
+
+@app.command()
+def demo(
+    transfers: Annotated[int, typer.Option(min=1_000, help="How many transfers to run.")] = 200_000,
+) -> None:
+    """See it work: a small bank, and a Spark stream of transfers through it. Takes about half a minute."""
+    from headrace.cli.demo import run_demo
+
+    run_demo(transfers)
+
+
+@app.command()
+def run(
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app is, as in examples.bank:app.")],
+    port: Annotated[int, typer.Option(help="Port to serve HTTP on; 0 takes a free one.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to bind. There is no authentication: keep it on loopback.")] = (
+        "127.0.0.1"
+    ),
+) -> None:
+    """Run an app and serve it over HTTP."""
+    from headrace.cli.serve import load, serve
+
+    serve(load(target), host, port)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def call(
+    function: Annotated[str, typer.Argument(help="Which function, as in account.transfer.")],
+    key: Annotated[str, typer.Argument(help="Of which entity.")],
+    args: Annotated[list[str] | None, typer.Argument(help="Its arguments: JSON, or text where it is no JSON.")] = None,
+    url: Annotated[str, typer.Option(help="Where `headrace run` serves.")] = f"http://127.0.0.1:{PORT}",
+    request_id: Annotated[str | None, typer.Option(help="Asked again with the same id, it runs only once.")] = None,
+    int_key: Annotated[bool, typer.Option("--int-key", help="The key is a number.")] = False,
+) -> None:
+    """Call a function of a running app, and print the result. Exit code 1: it aborted; 2: it was refused."""
+    from headrace.cli.serve import post
+
+    status, answer = post(url, function, int(key) if int_key else key, args or [], request_id)
+    print(json.dumps(answer.get("result") if status == "ok" else answer))
+    raise typer.Exit({"ok": 0, "aborted": 1}.get(status, 2))
+
+
+@app.command()
+def doctor(
+    install_java: Annotated[bool, typer.Option("--install-java", help="Get a Java if there is none.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not start Spark.")] = False,
+    port: Annotated[int, typer.Option(help="The port that `headrace run` shall have.")] = PORT,
+) -> None:
+    """Check Java, Spark, ports and disk: what is wrong, and how to mend it."""
+    from headrace.cli.doctor import examine
+
+    raise typer.Exit(0 if examine(install_java, quick, port) else 1)
+
+
+@bench.command("ycsb")
+def bench_ycsb(
+    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
+    zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
+    transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and form.")] = 200_000,
+    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")] = None,
+) -> None:
+    """YCSB-T: transfers between accounts, against a bare loop over a dict with undo."""
+    from headrace.bench import harness, ycsb
+
+    with harness.progress("YCSB-T", total=transactions * repeats * len(ycsb.FORMS)) as advance:
+        result = ycsb.ycsb(keys, zipf, transactions, repeats, advance)
+    finish(result, ycsb.summary(result), as_json, save)
+
+
+def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:
+    """What every benchmark prints at its end."""
+    from headrace.bench import harness
+
+    if save is not None:
+        save.write_text(json.dumps(result | {"machine": harness.machine()}, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        Console().print(summary)

@@ -1,0 +1,96 @@
+"""`headrace doctor`: is all there that Headrace needs, and if not, what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+
+from rich.console import Console
+
+from headrace.errors import HeadraceError
+
+FREE_BYTES_MIN = 1 << 30
+
+
+class Ailment(Exception):
+    """Something is wrong; the message says what to do."""
+
+
+def python() -> str:
+    return sys.version.split()[0]
+
+
+def packages() -> str:
+    versions = {name: importlib.metadata.version(name) for name in ("pyspark", "pandas", "pyarrow")}
+    if not versions["pyspark"].startswith("4.3."):
+        raise Ailment(f"pyspark {versions['pyspark']}: Headrace is made for 4.3; pip install 'pyspark==4.3.*'")
+    if int(versions["pandas"].partition(".")[0]) >= 3:
+        raise Ailment(f"pandas {versions['pandas']}: PySpark 4.3 needs one below 3; pip install 'pandas<3'")
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def java(install: bool) -> str:
+    from headrace.spark.java import find_java, install_java
+
+    home, version = install_java() if install else find_java()
+    return f"Java {version} at {home}"
+
+
+def spark() -> str:
+    from headrace.spark import session
+
+    made = session("headrace-doctor", master="local[1]")
+    try:
+        rows = made.range(1_000).count()
+    finally:
+        made.stop()
+    if rows != 1_000:
+        raise Ailment(f"Spark counted {rows} rows of 1,000: reinstall pyspark")
+    return "starts and counts"
+
+
+def port_free(port: int) -> str:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise Ailment(f"port {port} is taken: stop what has it, or use headrace run --port N") from None
+    return f"{port} is free"
+
+
+def disk() -> str:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if free < FREE_BYTES_MIN:
+        raise Ailment(f"only {free >> 20} MiB free in {folder}: make room, or point TMPDIR elsewhere")
+    return f"{free >> 30} GiB free in {folder}"
+
+
+def examine(install_java: bool, quick: bool, port: int) -> bool:
+    """Run every check, print what each found. True if all is well."""
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("Python", python),
+        ("packages", packages),
+        ("Java", lambda: java(install_java)),
+        ("port", lambda: port_free(port)),
+        ("disk", disk),
+    ]
+    if not quick:
+        checks.append(("Spark", spark))
+    out, well = Console(highlight=False), True
+    for name, check in checks:
+        try:
+            with out.status(f"checking {name} ..."):
+                found = check()
+        except (Ailment, HeadraceError, importlib.metadata.PackageNotFoundError, OSError) as error:
+            well = False
+            out.print(f"[red]✗ {name:9}[/] {error}", markup=True)
+        else:
+            out.print(f"[green]✓ {name:9}[/] {found}")
+    out.print("All is well." if well else "Something needs mending: see the lines above.")
+    return well

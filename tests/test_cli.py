@@ -1,0 +1,119 @@
+"""The `headrace` command, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def headrace(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headrace.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT)
+
+
+def test_every_command_explains_itself() -> None:
+    said = headrace("--help").stdout
+    for command in ("demo", "run", "call", "bench", "doctor", "version"):
+        assert command in said
+        assert headrace(command, "--help").returncode == 0
+
+
+def test_version_prints_the_version() -> None:
+    import headrace as package
+
+    assert headrace("version").stdout == f"headrace {package.__version__}\n"
+
+
+def test_an_app_that_is_served_can_be_called_until_it_is_stopped() -> None:
+    command = [sys.executable, "-u", "-m", "headrace.cli", "run", "examples.bank:app", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert server.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+", server.stdout.readline())
+        assert found is not None
+        url = ("--url", found.group())
+        made = headrace("call", "account.deposit", "alice", "100", *url)
+        assert (made.returncode, json.loads(made.stdout)) == (0, 100)
+        again = headrace("call", "account.transfer", "alice", "bob", "30", "--request-id", "r", *url)
+        assert (again.returncode, json.loads(again.stdout)) == (0, 70)
+        assert (
+            headrace("call", "account.transfer", "alice", "bob", "30", "--request-id", "r", *url).stdout == again.stdout
+        )
+        aborted = headrace("call", "account.transfer", "alice", "bob", "500", *url)
+        assert (aborted.returncode, json.loads(aborted.stdout)["status"]) == (1, "aborted")
+        refused = headrace("call", "account.transfer", "alice", "bob", *url)
+        assert (refused.returncode, json.loads(refused.stdout)["code"]) == (2, "bad_arguments")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(20)
+    unreachable = headrace("call", "account.deposit", "alice", "100", *url)
+    assert unreachable.returncode == 2
+    assert "unreachable" in unreachable.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("examples.bank", "names no app"),
+        ("examples.nothing:app", "no module"),
+        ("examples.bank:nothing", "it has: app"),
+        ("json:dumps", "no App at all"),
+    ],
+)
+def test_what_cannot_be_run_is_said(target: str, reason: str) -> None:
+    said = headrace("run", target, "--port", "0")
+    assert said.returncode == 2
+    assert reason in " ".join(said.stderr.split())
+
+
+def test_the_benchmark_ends_with_one_line_of_json(tmp_path: Path) -> None:
+    save = tmp_path / "result.json"
+    said = headrace(
+        "bench", "ycsb", "--json", "--transactions", "20000", "--repeats", "1", "--zipf", "0.99", "--save", str(save)
+    )
+    assert said.returncode == 0, said.stderr
+    result = json.loads(said.stdout.splitlines()[-1])
+    for figures in (result, result["coroutine"]):
+        assert figures["conserved"]
+        assert figures["same_as_reference"]
+        assert figures["committed_per_s"] > 0
+        assert figures["reference_per_s"] > 0
+        assert 0 < figures["p50_ms"] <= figures["p99_ms"]
+        assert figures["aborted"] == 0
+    assert result["bytes_per_entity"] > 0
+    assert json.loads(save.read_text())["machine"]["cores"] == os.cpu_count()
+
+
+def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
+    well = headrace("doctor", "--quick", "--port", "0")
+    assert well.returncode == 0, well.stdout
+    assert "All is well" in well.stdout
+    script = (
+        "import sys; from headrace.cli.doctor import examine; import headrace.spark.java as j;"
+        "j.candidates = lambda: iter(()); sys.exit(0 if examine(False, True, 0) else 1)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 1
+    assert "headrace doctor --install-java" in " ".join(ran.stdout.split())
+
+
+@pytest.mark.spark
+def test_the_demo_shows_a_stream_some_aborts_and_the_total_conserved() -> None:
+    said = headrace("demo", "--transfers", "20000", timeout_s=240)
+    assert said.returncode == 0, said.stderr
+    assert "def transfer" in said.stdout
+    assert "aborted, nothing changed" in said.stdout
+    assert "Money: 500,000 of 500,000" in said.stdout
+    assert "same balances: ✓" in said.stdout
+    assert "✗" not in said.stdout
+    assert "what to try next" in said.stdout
+    assert said.stderr == ""

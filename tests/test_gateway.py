@@ -1,0 +1,173 @@
+"""The HTTP gateway and the remote client, against a real server on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from headrace import Abort, Aborted, App, Context, Runtime
+from headrace.errors import BadArguments, BadMessage, BadRequest, RequestIdReused, UnknownFunction, Unreachable
+from headrace.runtime.gateway import gateway
+from headrace.runtime.remote import RemoteClient, connect
+from headrace.wire import codec
+from headrace.wire.messages import Calls, Refusal
+
+app = App("shop")
+account = app.operator("account")
+cart = app.operator("cart")
+
+
+@dataclasses.dataclass
+class Line:
+    sku: str
+    size: tuple[int, int]
+
+
+@account.register
+def deposit(ctx: Context, amount: int) -> int:
+    balance: int = ctx.get(0) + amount
+    if balance < 0:
+        raise Abort(f"{ctx.key} lacks {-balance}")
+    ctx.put(balance)
+    return balance
+
+
+@cart.register
+def add(ctx: Context, line: Line) -> list[Line]:
+    lines: list[Line] = [*ctx.get([]), line]
+    ctx.put(lines)
+    return lines
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[tuple[str, int]]:
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    with Runtime(app) as runtime:
+        server = uvicorn.Server(uvicorn.Config(gateway(runtime), log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def client(address: tuple[str, int]) -> Iterator[RemoteClient]:
+    with connect(f"http://{address[0]}:{address[1]}", app) as made:
+        yield made
+
+
+def ask(address: tuple[str, int], method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    try:
+        connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def test_a_call_over_http_gets_its_result(address: tuple[str, int]) -> None:
+    call = {"function": "account.deposit", "key": "http", "args": [5], "request_id": "first"}
+    status, answer = ask(address, "POST", "/v1/call", call)
+    assert (status, answer["status"], answer["result"]) == (200, "ok", 5)
+    assert ask(address, "POST", "/v1/call", call) == (200, answer)  # asked again: the same, and nothing ran
+    assert ask(address, "GET", "/v1/state/account/http") == (200, {"state": 5, "exists": True})
+    assert ask(address, "GET", "/v1/state/account/nobody") == (200, {"state": None, "exists": False})
+
+
+def test_json_becomes_the_annotated_types(address: tuple[str, int]) -> None:
+    call = {"function": "cart.add", "key": 7, "args": [{"sku": "pen", "size": [1, 2]}]}
+    status, answer = ask(address, "POST", "/v1/call", call)
+    assert (status, answer["result"]) == (200, [{"sku": "pen", "size": [1, 2]}])
+
+
+def test_an_abort_is_told_apart_from_a_result_and_from_a_refusal(address: tuple[str, int]) -> None:
+    status, answer = ask(address, "POST", "/v1/call", {"function": "account.deposit", "key": "poor", "args": [-1]})
+    assert (status, answer["status"], answer["type"], answer["error"]) == (409, "aborted", "Abort", "poor lacks 1")
+    assert answer["raised_in"] == {"function": "account.deposit", "key": "poor"}
+    for body, expected, code in (
+        ({"function": "account.nope", "key": "a"}, 404, "unknown_function"),
+        ({"function": "account.deposit", "key": "a", "args": ["x"]}, 400, "bad_arguments"),
+        ({"function": "account.deposit", "key": "a" * 600, "args": [1]}, 400, "bad_key"),
+        ({"function": "account.deposit", "key": "a", "args": [1], "more": 1}, 400, "bad_message"),
+        (b"{", 400, "bad_message"),
+        (b"\xff", 400, "bad_message"),
+    ):
+        status, answer = ask(address, "POST", "/v1/call", body)
+        assert (status, answer["status"], answer["code"]) == (expected, "refused", code)
+
+
+def test_the_app_its_metrics_and_its_health_can_be_asked_for(address: tuple[str, int]) -> None:
+    status, answer = ask(address, "GET", "/v1/app")
+    assert (status, answer["operators"]["account"]) == (200, ["account.deposit(amount: int)"])
+    assert ask(address, "GET", "/metrics")[1]["mode"] == "serial"
+    assert ask(address, "GET", "/health") == (200, {"status": "ok"})
+
+
+def test_a_remote_client_does_what_a_local_one_does(client: RemoteClient) -> None:
+    assert client.call(deposit, "remote", 5) == 5
+    assert client.call("account.deposit", "remote", 5) == 10
+    with pytest.raises(Aborted, match="remote lacks 90"):
+        client.call(deposit, "remote", -100)
+    with pytest.raises(UnknownFunction):
+        client.call("account.nope", "remote")
+    with pytest.raises(BadArguments):
+        client.call(deposit, "remote", 1.5)
+    replies = client.batch([(deposit, "remote", 1), (deposit, "remote", "x"), (deposit, "remote", -99)])
+    assert [reply.status for reply in replies] == ["ok", "refused", "aborted"]
+    assert asyncio.run(client.acall(deposit, "remote", 1)) == 12
+
+
+def test_typed_values_arrive_unchanged_over_the_wire(client: RemoteClient) -> None:
+    assert client.call(add, "typed", Line("ink", (3, 4))) == [Line("ink", (3, 4))]
+
+
+def test_a_request_id_asked_again_over_the_wire_runs_once(client: RemoteClient) -> None:
+    assert client.call(deposit, "once", 3, request_id="wire-1") == 3
+    assert client.call(deposit, "once", 3, request_id="wire-1") == 3
+    with pytest.raises(RequestIdReused):
+        client.call(deposit, "once", 4, request_id="wire-1")
+    assert client.call(deposit, "once", 0) == 3
+
+
+def test_bytes_that_are_no_message_are_refused_and_the_server_goes_on(
+    address: tuple[str, int], client: RemoteClient
+) -> None:
+    good = codec.encode(Calls("x", ["account.deposit"], ["a"], [client._values.encode((1,))]))
+    ragged = codec.encode(Calls("x", ["account.deposit"], ["a", "b"], []))
+    for body in (b"", b"\xc1", good[:-3], ragged, codec.encode(Refusal(failure=FAILURE))):
+        connection = http.client.HTTPConnection(*address, timeout=30)
+        connection.request("POST", "/v1/calls", body, {"Content-Type": "application/msgpack"})
+        response = connection.getresponse()
+        answer = codec.decode(response.read())
+        connection.close()
+        assert response.status == BadMessage.http_status
+        assert isinstance(answer, Refusal)
+        assert answer.failure.code == "bad_message"
+    assert client.call(deposit, "after", 1) == 1
+
+
+FAILURE = codec.decode(b"\x82\xa4type\xa7refusal\xa7failure\x83\xa4code\xa1c\xa4type\xa1t\xa7message\xa1m").failure  # type: ignore[union-attr]
+
+
+def test_an_address_where_nobody_listens_is_unreachable() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with connect(f"http://127.0.0.1:{port}") as client, pytest.raises(Unreachable, match="no answer"):
+        client.call("account.deposit", "a", 1)
+    with pytest.raises(BadRequest):
+        connect("ftp://example")

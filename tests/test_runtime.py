@@ -1,0 +1,540 @@
+"""The runtime: threads, tasks, closing, back-pressure, time; and what the engine forgets, numbers and repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace import Abort, App, Config, Runtime
+from headrace.core.sequencing import TID_MAX, Sequencer
+from headrace.errors import Overloaded, Stopped, StreamError
+from tests.driver import Driver
+
+MANY = settings.default.max_examples  # type: ignore[union-attr]
+PATIENCE_S = 20.0  # only a hang takes this long
+
+bank = App("bank")
+account = bank.operator("account")
+gate = threading.Event()
+entered = threading.Event()
+
+
+@account.register
+def deposit(ctx: Any, amount: int) -> int:
+    ctx.put(ctx.get(0) + amount)
+    return ctx.get()
+
+
+@account.register
+def transfer(ctx: Any, to: str, amount: int) -> int:
+    if ctx.get(0) < amount:
+        raise Abort("not enough")
+    ctx.put(ctx.get(0) - amount)
+    ctx.call_async(deposit, to, amount)
+    return ctx.get()
+
+
+@account.register
+def wait_at_the_gate(ctx: Any) -> None:
+    entered.set()
+    assert gate.wait(PATIENCE_S)
+
+
+def hold(runtime: Runtime) -> Future[Any]:
+    """Have the engine's thread wait, and return once it does."""
+    gate.clear()
+    entered.clear()
+    waiting = runtime.client.submit(["gate"], [(wait_at_the_gate, "gate")], wait=True)
+    assert entered.wait(PATIENCE_S)
+    return waiting
+
+
+# --- many clients -----------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_call_at_once_conserve_the_total() -> None:
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(100):
+            a, b = rng.sample("abcde", 2)
+            if rng.random() < 0.5:
+                runtime.client.batch([(transfer, a, b, rng.randrange(30)), (transfer, b, a, rng.randrange(30))])
+            else:
+                runtime.client.batch([(transfer, a, b, rng.randrange(30))])
+
+    with Runtime(bank, Config(epoch_transactions_max=7)) as runtime:
+        runtime.client.batch([(deposit, key, 100) for key in "abcde"])
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        assert sum(runtime.state(account).values()) == 500
+        assert min(runtime.state(account).values()) >= 0
+        assert runtime.metrics()["pending"] == 0
+
+
+def test_every_thread_gets_its_own_replies() -> None:
+    def work(name: str) -> list[int]:
+        return [runtime.client.call(deposit, name, 1) for _ in range(100)]
+
+    with Runtime(bank) as runtime, ThreadPoolExecutor(8) as pool:
+        for counted in pool.map(work, "abcdefgh"):
+            assert counted == list(range(1, 101))
+
+
+def test_one_request_id_from_many_threads_runs_once() -> None:
+    def work(_: int) -> list[Any]:
+        return list(runtime.client.batch([(deposit, "k", 1), (deposit, "k", 1)], request_id="same"))
+
+    with Runtime(bank) as runtime, ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(work, range(50)))
+        assert all(each == replies[0] for each in replies)
+        assert runtime.state(account) == {"k": 2}
+
+
+def test_tasks_that_are_gathered_get_their_replies() -> None:
+    async def main(runtime: Runtime) -> tuple[list[int], Any]:
+        counted = await asyncio.gather(*(runtime.client.acall(deposit, "k", 1) for _ in range(200)))
+        return counted, await runtime.client.abatch([(deposit, "k", 1), (transfer, "k", "l", 1_000)])
+
+    with Runtime(bank) as runtime:
+        counted, replies = asyncio.run(main(runtime))
+        assert sorted(counted) == list(range(1, 201))
+        assert replies.results == [201, None]
+        assert replies.committed == 1
+
+
+def test_a_cancelled_task_neither_breaks_the_runtime_nor_takes_back_its_call() -> None:
+    async def main(runtime: Runtime) -> None:
+        task = asyncio.ensure_future(runtime.client.acall(deposit, "k", 1))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Runtime(bank) as runtime:
+        waiting = hold(runtime)
+        asyncio.run(main(runtime))
+        gate.set()
+        waiting.result(PATIENCE_S)
+        assert runtime.client.call(deposit, "k", 1) == 2
+
+
+def test_cancelling_a_submission_does_not_break_the_runtime() -> None:
+    with Runtime(bank) as runtime:
+        waiting = hold(runtime)
+        submitted = runtime.submit(runtime.admission.admit(["x"], [(deposit, "k", 1)]))
+        submitted.cancel()
+        gate.set()
+        waiting.result(PATIENCE_S)
+        assert runtime.client.call(deposit, "k", 1) in (1, 2)
+
+
+def test_a_callback_that_fails_does_not_break_the_runtime(caplog: pytest.LogCaptureFixture) -> None:
+    with Runtime(bank) as runtime:
+        waiting = hold(runtime)
+        waiting.add_done_callback(lambda _: 1 / 0)
+        gate.set()
+        waiting.result(PATIENCE_S)
+        assert runtime.client.call(deposit, "k", 1) == 1
+
+
+def test_clients_never_make_the_same_request_id() -> None:
+    with Runtime(bank) as runtime, ThreadPoolExecutor(8) as pool:
+        ids = list(pool.map(lambda _: runtime.client.new_id(), range(5_000)))
+        assert len(set(ids)) == len(ids)
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_close_finishes_what_was_handed_over_and_later_calls_raise_stopped() -> None:
+    runtime = Runtime(bank, Config(epoch_transactions_max=3))
+    waiting = hold(runtime)
+    replies = [runtime.client.submit(f"{i}", [(deposit, "k", 1)] * 2, wait=True) for i in range(10)]
+    closing = threading.Thread(target=runtime.close)
+    closing.start()
+    gate.set()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+    waiting.result(PATIENCE_S)
+    assert [reply.result(PATIENCE_S).results for reply in replies] == [[2 * i + 1, 2 * i + 2] for i in range(10)]
+    for ask in (
+        lambda: runtime.client.call(deposit, "k", 1),
+        lambda: runtime.client.batch([(deposit, "k", 1)]),
+        lambda: runtime.client.batch([]),
+        lambda: runtime.client.map(deposit, ["k"], [(1,)]),
+        lambda: runtime.state(account),
+        lambda: runtime.get(account, "k"),
+        lambda: asyncio.run(runtime.client.acall(deposit, "k", 1)),
+    ):
+        with pytest.raises(Stopped) as caught:
+            ask()
+        assert caught.value.code == "stopped"
+    runtime.close()
+
+
+def test_close_finishes_an_epoch_that_waits_for_its_time() -> None:
+    runtime = Runtime(bank, Config(epoch_interval_us=3_600_000_000))
+    reply = runtime.client.submit("x", [(deposit, "k", 1)], wait=True)
+    runtime.close()
+    assert reply.result(PATIENCE_S).results == [1]
+
+
+def test_an_interval_of_centuries_is_only_a_long_time() -> None:
+    runtime = Runtime(bank, Config(epoch_interval_us=1 << 61))
+    first = runtime.client.submit("x", [(deposit, "k", 1)], wait=True)
+    assert runtime.state(account) == {}  # answered after the thread has looked at its timer again
+    runtime.close()
+    assert first.result(PATIENCE_S).results == [1]
+
+
+def test_a_call_that_meets_close_is_answered_or_stopped_but_never_left() -> None:
+    """The runtime closes between the moment a call is let in and the moment it is handed over."""
+    runtime = Runtime(bank)
+    let_in = runtime._reserve
+
+    def let_in_and_close(*args: Any) -> None:
+        let_in(*args)
+        closing.start()
+        closing.join(0.5)  # it cannot end where letting in and handing over are one step
+
+    closing = threading.Thread(target=runtime.close)
+    runtime._reserve = let_in_and_close  # type: ignore[method-assign]
+    submitted = runtime.client.submit(["x"], [(deposit, "k", 1)], wait=True)
+    error = submitted.exception(timeout=5)
+    assert error is None or isinstance(error, Stopped)
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
+
+
+def test_an_engine_that_breaks_stops_the_runtime_and_everyone_who_waits() -> None:
+    runtime = Runtime(bank, Config(pending_transactions_max=4))
+    waiting = hold(runtime)
+    handed_over = [runtime.client.submit([f"{i}"], [(deposit, "k", 1)], wait=True) for i in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        blocked = [pool.submit(runtime.client.call, deposit, "k", 1) for _ in range(2)]
+        asking = pool.submit(runtime.state, account)
+        runtime.engine.step = lambda now_us, event: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+        gate.set()
+        waiting.result(PATIENCE_S)
+        for future in (*handed_over, *blocked):
+            with pytest.raises(Stopped, match="ZeroDivisionError"):
+                future.result(PATIENCE_S)
+        assert asking.exception(PATIENCE_S) is None or isinstance(asking.exception(), Stopped)
+    with pytest.raises(Stopped, match="ZeroDivisionError"):
+        runtime.client.call(deposit, "k", 1)
+    runtime.close()
+
+
+class Touchy(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 0:
+            raise ValueError("negative")
+
+
+def test_a_state_that_cannot_be_shown_does_not_stop_the_runtime() -> None:
+    app = App("touchy")
+    operator = app.operator("touchy", state=Touchy)
+
+    @operator.register
+    def spoil(ctx: Any) -> None:
+        value = Touchy(1)
+        value.n = -1
+        ctx.put(value)
+
+    @operator.register
+    def one(ctx: Any) -> int:
+        return 1
+
+    try:
+        runtime = Runtime(app)
+    except Exception:
+        return  # refused when it starts: as good
+    with runtime:
+        runtime.client.batch([(spoil, "k")])
+        try:
+            runtime.state(operator)
+        except Stopped:
+            pytest.fail("asking for the state stopped the runtime")
+        except Exception:
+            pass
+        assert runtime.client.call(one, "k") == 1
+
+
+# --- back-pressure ----------------------------------------------------------------------------------------------------
+
+
+def test_without_room_a_task_is_told_and_a_thread_waits() -> None:
+    with Runtime(bank, Config(pending_transactions_max=3)) as runtime:
+        waiting = hold(runtime)
+        handed_over = runtime.client.submit("x", [(deposit, "k", 1)] * 2, wait=True)
+        with pytest.raises(Overloaded) as caught:
+            asyncio.run(runtime.client.acall(deposit, "k", 1))
+        assert caught.value.retry
+        with pytest.raises(Overloaded):
+            asyncio.run(runtime.client.abatch([(deposit, "k", 1)]))
+        with ThreadPoolExecutor(1) as pool:
+            blocked = pool.submit(runtime.client.call, deposit, "k", 1)
+            assert not blocked.done()
+            gate.set()
+            assert blocked.result(PATIENCE_S) == 3
+        waiting.result(PATIENCE_S)
+        assert handed_over.result(PATIENCE_S).results == [1, 2]
+        assert asyncio.run(runtime.client.acall(deposit, "k", 1)) == 4
+
+
+def test_a_batch_that_never_fits_is_refused_as_a_whole() -> None:
+    with Runtime(bank, Config(pending_transactions_max=3)) as runtime:
+        with pytest.raises(Overloaded):
+            runtime.client.batch([(deposit, "k", 1)] * 4)
+        assert runtime.client.batch([(deposit, "k", 1)] * 3).results == [1, 2, 3]
+
+
+def test_who_is_refused_takes_no_room() -> None:
+    with Runtime(bank, Config(pending_transactions_max=1)) as runtime:
+        for _ in range(3):
+            assert runtime.client.batch([("nobody.nothing", "k")])[0].status == "refused"
+        assert runtime.client.call(deposit, "k", 1) == 1
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.now_us = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_us
+
+
+def test_an_epoch_is_closed_by_the_time_of_the_clock_it_was_given() -> None:
+    clock = HandClock()
+    with Runtime(bank, Config(epoch_interval_us=3_600_000_000), clock) as runtime:
+        first = runtime.client.submit("a", [(deposit, "k", 1)], wait=True)
+        assert runtime.state(account) == {}
+        clock.now_us += 3_599_999_999
+        second = runtime.client.submit("b", [(deposit, "k", 1)], wait=True)
+        assert runtime.state(account) == {}
+        assert not first.done()
+        clock.now_us += 1
+        third = runtime.client.submit("c", [(deposit, "k", 1)], wait=True)
+        replies = [future.result(PATIENCE_S)[0] for future in (first, second, third)]
+        assert [(reply.result, reply.epoch) for reply in replies] == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_an_epoch_closes_by_itself_when_its_time_has_come() -> None:
+    with Runtime(bank, Config(epoch_interval_us=1_000)) as runtime:
+        assert runtime.client.submit("a", [(deposit, "k", 1)], wait=True).result(PATIENCE_S).results == [1]
+
+
+def test_the_engine_asks_for_a_tick_when_the_epoch_is_due() -> None:
+    driver = Driver(bank, Config(epoch_interval_us=100))
+    driver.submit(1_000, ("a", [(deposit, "k", 1)]))
+    assert driver.timer_us == 1_100
+    driver.submit(1_050, ("b", [(deposit, "k", 1)]))
+    assert driver.timer_us == 1_100
+    driver.tick(1_099)
+    assert driver.replies == {}
+    assert driver.timer_us == 1_100
+    driver.tick(1_100)
+    assert [driver.replies[token][0].epoch for token in (0, 1)] == [1, 1]
+    assert driver.timer_us is None
+
+
+def test_a_full_epoch_does_not_wait_for_its_time() -> None:
+    driver = Driver(bank, Config(epoch_interval_us=100, epoch_transactions_max=2))
+    driver.submit(0, ("a", [(deposit, "k", 1)] * 5))
+    assert driver.state() == {("account", "k"): 4}
+    assert driver.timer_us == 100
+    driver.finish()
+    assert [reply.epoch for reply in driver.replies[0]] == [1, 1, 2, 2, 3]
+
+
+# --- request ids are kept, and forgotten ------------------------------------------------------------------------------
+
+
+def held(driver: Driver) -> int:
+    ledger = driver.engine.ledger
+    return len(ledger.singles) + sum(map(len, ledger.runs.values())) + len(ledger.stems)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 3), st.booleans()), min_size=1, max_size=30),
+    st.integers(1, 4),
+    st.sampled_from([0, 0, 7, 40]),
+)
+@settings(max_examples=2 * MANY)
+def test_a_request_id_is_kept_for_at_least_the_retention(arrivals: Any, epoch_max: int, interval_us: int) -> None:
+    retention_us = 100
+    config = Config(
+        epoch_transactions_max=epoch_max, epoch_interval_us=interval_us, request_id_retention_us=retention_us
+    )
+    driver = Driver(bank, config)
+    sent: dict[str, tuple[int, int, Any]] = {}  # id -> when, token, row
+    now_us = 0
+    for number, (later_us, rows, stem) in enumerate(arrivals):
+        now_us += later_us
+        ids: Any = f"s{number}" if stem else [f"s{number}/{row}" for row in range(rows)]
+        (token,) = driver.submit(now_us, (ids, [(deposit, "k", 1)] * rows))
+        for row in range(rows):
+            sent[f"s{number}/{row}"] = (now_us, token, row)
+        for request_id, (when_us, first, row) in list(sent.items()):
+            if now_us - when_us <= retention_us and first in driver.replies:
+                (again,) = driver.submit(now_us, ([request_id], [(deposit, "k", 1)]))
+                driver.tick(now_us)
+                if again in driver.replies:
+                    assert driver.replies[again][0].tid == driver.replies[first][row].tid
+
+
+def test_memory_for_request_ids_is_bounded_by_their_number() -> None:
+    driver = Driver(bank, Config(request_ids_max=50))
+    for number in range(1_000):
+        driver.submit(number, (f"run{number}", [(deposit, "k", 1)] * 2), ([f"one/{number}"], [(deposit, "k", 1)]))
+        assert held(driver) <= 120
+    assert len(driver.engine.ledger.epochs) <= 60
+
+
+def test_memory_for_request_ids_is_bounded_by_their_age() -> None:
+    driver = Driver(bank, Config(request_id_retention_us=100))
+    for number in range(1_000):
+        driver.submit(10 * number, (f"run{number}", [(deposit, "k", 1)]), ([f"one/{number}"], [(deposit, "k", 1)]))
+        assert held(driver) <= 60
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_memory_for_request_ids_is_bounded_under_steady_load(rows: int) -> None:
+    """Epochs that fill up before their time: the next one is never empty, and batches lie across their ends."""
+    driver = Driver(bank, Config(request_ids_max=50, epoch_transactions_max=2, epoch_interval_us=1_000_000))
+    driver.submit(0, ("first", [(deposit, "k", 1)]))
+    for number in range(500):
+        driver.submit(number, (f"run{number}", [(deposit, "k", 1)] * rows))
+    assert held(driver) <= 200
+    assert len(driver.engine.ledger.epochs) <= 200
+
+
+def test_a_forgotten_request_id_runs_again() -> None:
+    driver = Driver(bank, Config(request_id_retention_us=100))
+    assert driver.call(0, "x", deposit, "k", 1).tid == 1
+    assert driver.call(50, "x", deposit, "k", 1).tid == 1
+    driver.call(1_000, "y", deposit, "k", 1)
+    assert driver.call(2_000, "x", deposit, "k", 1).tid == 3
+
+
+def test_an_empty_batch_leaves_nothing_behind() -> None:
+    driver = Driver(bank, Config(request_ids_max=1))
+    for number in range(100):
+        driver.submit(number, (f"{number}", []))
+    assert [driver.replies[token] for token in range(100)] == [[]] * 100
+    assert len(driver.engine.ledger.runs) <= 10
+
+
+# --- batches of a source ----------------------------------------------------------------------------------------------
+
+
+def source_batch(driver: Driver, number: int, rows: int = 2, query: str = "q") -> Any:
+    batch = driver.admission.admit(f"{query}/{number}", [(deposit, "k", 1)] * rows)
+    batch.source = (query, number)
+    return batch
+
+
+@pytest.mark.parametrize("interval_us", [0, 100])
+def test_a_repeated_source_batch_runs_once_and_each_submission_is_answered_once(interval_us: int) -> None:
+    driver = Driver(bank, Config(epoch_interval_us=interval_us))
+    for _ in range(3):
+        driver.hand_over(0, source_batch(driver, 0))
+    driver.finish()
+    assert driver.replies[0] == driver.replies[1] == driver.replies[2]
+    assert [reply.result for reply in driver.replies[0]] == [1, 2]
+    driver.hand_over(1_000, source_batch(driver, 0), source_batch(driver, 1))
+    driver.finish()
+    assert driver.replies[3] == driver.replies[0]
+    assert [reply.result for reply in driver.replies[4]] == [3, 4]
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_a_source_batch_that_is_not_the_next_is_refused_and_changes_nothing(number: int) -> None:
+    driver = Driver(bank)
+    driver.hand_over(0, source_batch(driver, number))
+    assert isinstance(driver.refusals[0], StreamError)
+    assert driver.state() == {}
+    driver.hand_over(0, source_batch(driver, 0))
+    assert [reply.tid for reply in driver.replies[1]] == [1, 2]
+
+
+def test_epochs_of_source_batches_are_not_kept() -> None:
+    driver = Driver(bank)
+    for number in range(100):
+        driver.hand_over(number, source_batch(driver, number))
+    assert len(driver.engine.ledger.epochs) <= 2
+    assert driver.engine.ledger.kept == 0
+
+
+# --- the sequencer ----------------------------------------------------------------------------------------------------
+
+
+def test_a_tid_is_the_sequencers_id_plus_its_counter_times_their_number() -> None:
+    sequencer = Sequencer(sid=2, n_seq=3)
+    assert list(sequencer.take(3)) == [2 + 0 * 3, 2 + 1 * 3, 2 + 2 * 3]
+    assert list(sequencer.take(0)) == []
+    assert list(sequencer.take(1)) == [2 + 3 * 3]
+    assert list(Sequencer().take(4)) == [1, 2, 3, 4]
+
+
+@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=30))
+@settings(max_examples=MANY)
+def test_no_two_sequencers_give_the_same_tid_whatever_their_number_becomes(n_seq: int, takes: Any) -> None:
+    sequencers = [Sequencer(sid, n_seq) for sid in range(1, n_seq + 1)]
+    given_out: list[int] = []
+    for who, count, resizes in takes:
+        sequencer = sequencers[who % len(sequencers)]
+        before = max(given_out, default=0)
+        tids = list(sequencer.take(count))
+        assert tids == sorted(tids)
+        given_out += tids
+        if resizes:
+            n_seq = count + 1
+            sequencers = [Sequencer() for _ in range(n_seq)]
+            for sid, each in enumerate(sequencers, start=1):
+                each.resize(sid, n_seq, max(given_out, default=0))
+                assert each.sid + each.lc * each.n_seq > before
+        else:
+            largest = max(each.lc for each in sequencers)
+            for each in sequencers:
+                each.level(largest)
+    assert len(set(given_out)) == len(given_out)
+
+
+def test_after_levelling_nobody_gives_a_tid_below_one_that_was_used() -> None:
+    busy, idle = Sequencer(1, 2), Sequencer(2, 2)
+    used = list(busy.take(10))
+    idle.level(busy.lc)
+    busy.level(busy.lc)
+    assert min(itertools.chain(idle.take(1), busy.take(1))) > max(used)
+    idle.level(0)
+    assert idle.take(1)[0] > max(used)
+
+
+@pytest.mark.parametrize(("sid", "n_seq"), [(0, 1), (2, 1), (-1, 3), (4, 3), (1, 0)])
+def test_a_sequencers_id_lies_between_one_and_their_number(sid: int, n_seq: int) -> None:
+    with pytest.raises(ValueError, match="sequencer"):
+        Sequencer(sid, n_seq)
+
+
+def test_a_tid_over_63_bits_is_refused_and_none_is_used() -> None:
+    sequencer = Sequencer(1, 1, lc=TID_MAX - 2)
+    with pytest.raises(OverflowError):
+        sequencer.take(3)
+    assert list(sequencer.take(2)) == [TID_MAX - 1, TID_MAX]
+    with pytest.raises(OverflowError):
+        sequencer.take(1)
