@@ -1,6 +1,6 @@
 """The one configuration object: every limit and every interval, each with its unit in its name.
 
-Limits that can change a result (`*_max` of calls, depth, writes, bytes) count; none of them measures time.
+Limits that can change a result (`*_max` of calls, depth, bytes) count; none of them measures time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class Config:
     # One transaction.
     calls_max: int = 10_000
     depth_max: int = 256
-    writes_max: int = 100_000
     transaction_bytes_max: int = 64 << 20
 
     # One value (state, all arguments of one call, result) and one key.

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 import headrace
 from headrace import App, Config, Runtime
 from headrace.errors import BadMessage, BadRequest, BadValue, HeadraceError, ModelError, TooLarge
+from headrace.wire import codec
 from headrace.wire.messages import Answers, Calls, Failure, Refusal
 from headrace.wire.values import Values
 
@@ -618,8 +619,6 @@ MESSAGES = st.one_of(
 @given(MESSAGES)
 @settings(max_examples=2 * MANY)
 def test_a_message_comes_back_exactly(message: Any) -> None:
-    from headrace.wire import codec
-
     back = codec.decode(codec.encode(message))
     assert type(back) is type(message)
     assert repr(back) == repr(message)
@@ -628,8 +627,6 @@ def test_a_message_comes_back_exactly(message: Any) -> None:
 @given(MESSAGES, st.data())
 @settings(max_examples=2 * MANY)
 def test_a_message_cut_short_or_changed_is_refused_or_decoded_and_nothing_else(message: Any, data: Any) -> None:
-    from headrace.wire import codec
-
     encoded = codec.encode(message)
     at = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(BadMessage):
@@ -645,15 +642,11 @@ def test_a_message_cut_short_or_changed_is_refused_or_decoded_and_nothing_else(m
 @example(msgspec.msgpack.encode({"type": "refusal", "failure": ["x"], "more": 1}))
 @settings(max_examples=2 * MANY)
 def test_bytes_that_are_no_message_are_refused(data: bytes) -> None:
-    from headrace.wire import codec
-
     with pytest.raises(BadMessage):
         codec.decode(data)
 
 
 def test_a_message_over_the_limit_is_too_large() -> None:
-    from headrace.wire import codec
-
     message = Refusal(Failure("bad_request", "BadRequest", "x" * 100))
     size = len(codec.encode(message))
     assert codec.decode(codec.encode(message, bytes_max=size), bytes_max=size) == message

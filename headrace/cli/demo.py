@@ -53,13 +53,9 @@ def names() -> list[str]:
 
 def write_transfers(spark: Any, folder: Path, transfers: int) -> None:
     """Some accounts are poorer than what is asked of them, so some transfers abort."""
-    from pyspark.sql import functions as f
-
-    def account(seed: int) -> Any:
-        return f.format_string("account-%03d", (f.rand(seed) * ACCOUNTS).cast("int"))
-
-    rows = spark.range(transfers).select(
-        account(1).alias("src"), account(2).alias("dst"), (1 + f.rand(3) * 300).cast("long").alias("amount")
+    account = f"format_string('account-%03d', int(rand({{}}) * {ACCOUNTS}))"
+    rows = spark.range(transfers).selectExpr(
+        f"{account.format(1)} AS src", f"{account.format(2)} AS dst", "bigint(1 + rand(3) * 300) AS amount"
     )
     rows.repartition(FILES).write.parquet(str(folder / "transfers"))
     for second, file in enumerate(files_of(folder)):

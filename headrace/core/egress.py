@@ -14,25 +14,30 @@ from headrace.wire.messages import Answers, Failure, RequestIds
 class Submission:
     """Where the rows of one submitted batch went: stretches of epochs, in the batch's order."""
 
-    __slots__ = ("ids", "refused", "stretches", "token")
+    __slots__ = ("ids", "last", "refused", "stretches", "token")
 
     def __init__(self, token: Any, ids: RequestIds, refused: dict[int, Failure]) -> None:
         self.token = token  # the driver's: it comes back with the answers
         self.ids, self.refused = ids, refused  # refused: at the gate, by place in the whole batch
         self.stretches: list[tuple[Epoch | Failure, int, int]] = []
+        self.last: Epoch | None = None  # the one to wait for
 
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
         self.stretches.append((epoch, start, stop))
+        if self.last is None or epoch.number > self.last.number:
+            self.last = epoch
 
     def refuse(self, failure: Failure) -> None:
         self.stretches.append((failure, 0, 1))
 
+    def again(self, token: Any) -> Submission:
+        """The same rows, for somebody who asks for them again."""
+        repeat = Submission(token, self.ids, self.refused)
+        repeat.stretches, repeat.last = self.stretches, self.last
+        return repeat
+
     def is_final(self) -> bool:
-        # Epochs become final in order, and only the last stretches can lie in the one that is open.
-        for epoch, _, _ in reversed(self.stretches):
-            if isinstance(epoch, Epoch):
-                return epoch.phase == FINAL
-        return True
+        return self.last is None or self.last.phase == FINAL  # epochs become final in their order
 
     def answers(self) -> Answers:
         tids: list[int | None] = []

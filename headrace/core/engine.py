@@ -10,7 +10,6 @@ Never here: clocks, threads, sockets, files, pyspark.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any, NamedTuple
 
 from headrace.config import Config
@@ -72,7 +71,7 @@ class Engine:
         self.sources = SourceBatches()
         self.sequencing = Sequencing(self.config)
         self.executor = SerialExecutor(self.program)
-        self.waiting: deque[Submission] = deque()
+        self.waiting: list[Submission] = []
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
 
@@ -85,27 +84,25 @@ class Engine:
                 except StreamError as error:
                     effects.append(Refuse(token, error))
         while self.sequencing.due(now_us):
-            self._run(self._close())
+            self._run(self._close(now_us))
         self._answer(effects)
+        self.ledger.forget(now_us)
         if len(self.sequencing.open):
             effects.append(SetTimer(self.sequencing.open.opened_us + self.config.epoch_interval_us))
-        else:
-            self.ledger.forget(now_us)
         return effects
 
     # --- ingress and sequencing ---
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
         submission = Submission(token, batch.all_ids, batch.refused)
-        if batch.source is not None:
-            submission = self.sources.take(batch.source, submission)
-            submission.token = token
-        if not submission.stretches:  # else it is a repeat, and its answers are made from the epochs it ran in
-            if batch.source is not None or self._claim(batch):
-                self._sequence(now_us, submission, batch)
-            else:
-                for row in range(len(batch)):
-                    self._take_row(now_us, submission, batch.row(row))
+        ran = self.sources.take(batch.source, submission) if batch.source is not None else None
+        if ran is not None:
+            submission = ran.again(token)
+        elif batch.source is not None or not len(batch) or self._claim(batch):
+            self._sequence(now_us, submission, batch)
+        else:
+            for row in range(len(batch)):
+                self._take_row(now_us, submission, batch.row(row))
         self.waiting.append(submission)
 
     def _claim(self, batch: Batch) -> bool:
@@ -125,7 +122,7 @@ class Engine:
             submission.refuse(reuse(request_id, *known))
 
     def _same_call(self, epoch: Epoch, at: int, row: Batch) -> bool:
-        encode = self.program.values.encode  # compared as encoded: 1, 1.0 and True differ, NaN equals itself
+        encode = self.program.values.encode_plain  # compared as encoded: 1, 1.0 and True differ, NaN equals itself
         return (
             epoch.entries[at] is row.entries[0]
             and type(epoch.keys[at]) is type(row.keys[0])
@@ -140,14 +137,13 @@ class Engine:
             start = len(epoch)
             done += self.sequencing.add(batch, done, now_us)
             submission.add(epoch, start, len(epoch))
-            epoch.continues = done < len(batch)
+            if done == len(batch) and batch.source is None:
+                epoch.ids.append(batch.ids)
             if len(epoch) >= self.config.epoch_transactions_max:
-                self._run(self._close())
-        if batch.source is None and len(batch):
-            epoch.ids.append(batch.ids)
+                self._run(self._close(now_us))
 
-    def _close(self) -> Epoch:
-        epoch = self.sequencing.close()
+    def _close(self, now_us: int) -> Epoch:
+        epoch = self.sequencing.close(now_us)
         self.ledger.keep(self.sequencing.open)
         return epoch
 
@@ -159,7 +155,8 @@ class Engine:
         self.committed += len(epoch) - len(epoch.failures)
 
     def _answer(self, effects: list[Effect]) -> None:
-        waiting = self.waiting
-        while waiting and waiting[0].is_final():
-            submission = waiting.popleft()
-            effects.append(Answer(submission.token, submission.answers()))
+        still_waiting = [submission for submission in self.waiting if not submission.is_final()]
+        for submission in self.waiting:
+            if submission.is_final():
+                effects.append(Answer(submission.token, submission.answers()))
+        self.waiting = still_waiting

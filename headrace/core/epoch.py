@@ -18,7 +18,7 @@ OPEN, CLOSED, FINAL = "open", "closed", "final"
 class Epoch:
     __slots__ = (
         "args",
-        "continues",
+        "closed_us",
         "entries",
         "failures",
         "first",
@@ -33,11 +33,11 @@ class Epoch:
     )
 
     def __init__(self, number: int, first: int, opened_us: int) -> None:
-        self.number, self.first, self.opened_us = number, first, opened_us  # first: how many rows came before
+        self.number, self.first = number, first  # first: how many rows came before
+        self.opened_us = self.closed_us = opened_us
         self.phase = OPEN
         self.has_ids = False  # whether any row has a request id: rows of a source batch have none
         self.ids: list[RequestIds] = []  # of the batches whose last row is here
-        self.continues = False  # whether the batch of the last row goes on in the next epoch
         self.entries: list[Entry] = []
         self.keys: list[Key] = []
         self.args: list[Args] = []

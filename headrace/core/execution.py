@@ -16,53 +16,64 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.program import MISSING, Args, Entry, Program, Table
-from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
+from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned, TooLarge
 from headrace.model.context import Context
 from headrace.model.operator import Function
 from headrace.wire.messages import Failure
-from headrace.wire.values import HIGH, KEPT, LOW, Key
+from headrace.wire.values import HIGH, LOW, Key, shown
 
-MESSAGE_CHARACTERS_MAX = 2_000
+MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
 
 
 class Transaction:
     """The one that runs now. Reused: a serial worker has only one at a time."""
 
-    __slots__ = ("bytes_counted", "calls_awaited", "doom", "epoch", "is_marked", "queue", "unawaited", "undo")
+    __slots__ = ("bytes_left", "calls_left", "doom", "epoch", "is_marked", "limits", "queue", "unawaited", "undo")
 
-    def __init__(self) -> None:
+    def __init__(self, calls_max: int, bytes_max: int) -> None:
+        self.limits = (calls_max, bytes_max)
         self.epoch: Epoch
         self.undo: list[tuple[Table, Key, Any]] = []  # what an entity's sealed state was
         self.queue: list[tuple[Entry, Key, Args]] = []  # asynchronous calls, in the order they were made
         self.reset()
 
     def reset(self) -> None:
-        self.calls_awaited = self.bytes_counted = 0
+        self.calls_left, self.bytes_left = self.limits  # calls_left: queued ones count by the length of the queue
         self.unawaited: dict[Call, None] = {}  # made by ctx.call, and not awaited yet
-        self.doom: LimitReached | None = None  # a limit was reached: it aborts, whatever the function does about it
+        self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does about it
         self.is_marked = False  # whether any of the above was touched
 
     def close(self) -> None:
         """The end of a transaction that was marked."""
-        if self.doom is not None:
-            raise self.doom
         for call in self.unawaited:
             name = call.made_by.entry.name
-            raise BadCall(f"{name} made a ctx.call(...) that it did not await: await it, or use call_async")
+            error = BadCall(f"{name} made a ctx.call(...) that it did not await: await it, or use call_async")
+            self.doom = self.doom or Doom(error, call.made_by.entry, call.made_at)
+        if self.doom is not None:
+            raise self.doom.error
         self.reset()
+
+
+class Doom(NamedTuple):
+    """Why a transaction must abort, and which call brought it about."""
+
+    error: HeadraceError
+    entry: Entry
+    key: Key
 
 
 class Call:
     """An awaited call: yielded to the executor, which answers with the result."""
 
-    __slots__ = ("args", "entry", "key", "made_by")
+    __slots__ = ("args", "entry", "key", "made_at", "made_by")
 
     def __init__(self, made_by: SerialContext, entry: Entry, key: Key, args: Args) -> None:
-        self.made_by, self.entry, self.key, self.args = made_by, entry, key, args
+        self.made_by, self.made_at = made_by, made_by.key
+        self.entry, self.key, self.args = entry, key, args
 
     def __await__(self) -> Generator[Call, Any, Any]:
         return (yield self)
@@ -72,7 +83,6 @@ class SerialContext(Context):
     """A call's hold on its entity. Reused by the next call of the same function, unless this one waits."""
 
     __slots__ = (
-        "_calls_max",
         "_functions",
         "_program",
         "_queue",
@@ -89,7 +99,6 @@ class SerialContext(Context):
         self.state: Any = MISSING  # sealed
         self._transaction, self._queue = transaction, transaction.queue
         self._program, self._functions, self._values = program, program.functions, program.values
-        self._calls_max = program.config.calls_max
 
     @property
     def tid(self) -> int:
@@ -132,46 +141,66 @@ class SerialContext(Context):
     def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
         try:
             entry = self._functions[function]
-            fits, kind = (
-                entry.fits,
-                type(key),
-            )  # a key's type is checked here, the rest where no state is found under it
-            if (kind is not str and kind is not int) or not fits(args):
+            fits, kind = entry.fits, type(key)
+            if (kind is not str and kind is not int) or key not in entry.table or not fits(args):
                 entry, key, args = self._admit(function, key, args)
         except (KeyError, TypeError):
             entry, key, args = self._admit(function, key, args)
         queue = self._queue
-        if len(queue) >= self._calls_max:
-            raise self.limit_reached(f"more than {self._calls_max} calls in one transaction")
+        if len(queue) >= self._transaction.calls_left:
+            raise self.doomed(too_many_calls(self._program))
         queue.append((entry, key, args))
 
     def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
+        """The slow and sure way for a call: checks everything, and says what is wrong."""
         entry = self._program.find(function)
         self._program.check_key(key)
         if not entry.fits(args):
-            entry, args = entry.admit(args)
-            if entry.is_sealed:
-                self._count(len(args[0]))
+            try:
+                entry, args = entry.admit(args)
+            except TooLarge as error:
+                raise self.doomed(error) from None
+            self._count(sum(map(size_of, args)))
         return entry, key, args
 
     def _seal(self, value: Any) -> Any:
-        sealed = self._values.seal(value)
-        if type(sealed) not in KEPT and type(sealed) is not int:
-            self._count(len(sealed))
+        try:
+            sealed = self._values.seal(value)
+        except TooLarge as error:
+            raise self.doomed(error) from None
+        self._count(size_of(sealed))
         return sealed
 
     def _count(self, size: int) -> None:
-        transaction, limit = self._transaction, self._program.config.transaction_bytes_max
-        transaction.is_marked = True
-        transaction.bytes_counted += size
-        if transaction.bytes_counted > limit:
-            raise self.limit_reached(f"values of more than {limit} bytes in one transaction")
-
-    def limit_reached(self, reason: str) -> LimitReached:
         transaction = self._transaction
         transaction.is_marked = True
-        transaction.doom = transaction.doom or LimitReached(reason)
-        return transaction.doom
+        transaction.bytes_left -= size
+        if transaction.bytes_left < 0:
+            limit = self._program.config.transaction_bytes_max
+            raise self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
+
+    def doomed(self, error: HeadraceError) -> HeadraceError:
+        """A limit was reached: the transaction will abort with this error, also if the function catches it now."""
+        transaction = self._transaction
+        transaction.is_marked = True
+        transaction.doom = transaction.doom or Doom(error, self.entry, self.key)
+        return transaction.doom.error
+
+    def retire(self) -> None:
+        """Nothing that is still done with this context reaches anybody."""
+        self._transaction = Transaction(0, 0)
+        self._queue = self._transaction.queue
+
+
+def size_of(sealed: Any) -> int:
+    """What a sealed value counts for in a transaction. Numbers are bounded by the number of calls."""
+    if type(sealed) is str:
+        return len(sealed) if sealed.isascii() else len(sealed.encode())
+    return len(sealed) if type(sealed) is bytes else 0
+
+
+def too_many_calls(program: Program) -> LimitReached:
+    return LimitReached(f"more than {program.config.calls_max} calls in one transaction")
 
 
 class SerialExecutor:
@@ -179,8 +208,8 @@ class SerialExecutor:
 
     def __init__(self, program: Program) -> None:
         self.program, self.values = program, program.values
-        self.calls_max, self.depth_max = program.config.calls_max, program.config.depth_max
-        self.transaction = Transaction()
+        self.depth_max = program.config.depth_max
+        self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
         self.raised_in: tuple[Entry, Key] | None = None  # where an exception came from, if from an awaited call
         for entry in program.entries:
             entry.bind(self._context(entry))
@@ -222,8 +251,6 @@ class SerialExecutor:
                     context, table = entry.context, entry.table
                     context.key = key
                     context.state = before = table.get(key, MISSING)
-                    if before is MISSING:
-                        self.program.check_key(key)
                     returned = entry.run(*args)
                     if not entry.is_plain:
                         try:
@@ -246,10 +273,11 @@ class SerialExecutor:
                 undo.clear()
                 results.append(result)
             except BaseException as error:
+                failure = self._failure(error, entry, key)
                 self._roll_back()
                 if isinstance(error, KeyboardInterrupt):
                     raise
-                epoch.failures[len(results)] = self._failure(error, entry, key)
+                epoch.failures[len(results)] = failure
                 results.append(None)
         epoch.phase = FINAL
 
@@ -290,7 +318,8 @@ class SerialExecutor:
             self.raised_in = (context.entry, context.key)
             for waiting, suspended in [(context, coroutine), *reversed(frames)]:
                 if suspended is not None:
-                    self._keep_waiting(waiting)  # for ever: whatever it still does in `finally` reaches nobody
+                    self._keep_waiting(waiting)
+                    waiting.retire()  # whatever the function still does, in `finally` say, is in vain
                     with contextlib.suppress(BaseException):
                         suspended.close()
             raise
@@ -309,13 +338,13 @@ class SerialExecutor:
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
         if type(awaited) is not Call or awaited.made_by is not context or awaited not in transaction.unawaited:
-            raise BadCall(f"{context.entry.name} awaits {awaited!r:.100}; it may await its own ctx.call(...), once")
+            raise BadCall(f"{context.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
         if depth >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
-        transaction.calls_awaited += 1
-        if transaction.calls_awaited + len(transaction.queue) > self.calls_max:
-            raise LimitReached(f"more than {self.calls_max} calls in one transaction")
+        if len(transaction.queue) >= transaction.calls_left:
+            raise too_many_calls(self.program)
+        transaction.calls_left -= 1
 
     def _roll_back(self) -> None:
         transaction = self.transaction
@@ -328,10 +357,13 @@ class SerialExecutor:
     def _failure(self, error: BaseException, entry: Entry, key: Key) -> Failure:
         if self.raised_in is not None:
             (entry, key), self.raised_in = self.raised_in, None
+        doom = self.transaction.doom
+        if doom is not None:  # a limit was reached before whatever happened after it
+            error, entry, key = doom
         if isinstance(error, MemoryError | RecursionError):
             error = Poisoned(f"{type(error).__name__}: {describe(error)}")
         code = error.code if isinstance(error, HeadraceError) else "aborted"
-        return Failure(code, type(error).__name__, describe(error), entry.name, key)
+        return Failure(code, type(error).__name__[:NAME_CHARACTERS_MAX], describe(error), entry.name, key)
 
 
 def put_back(table: Table, key: Key, state: Any) -> None:
@@ -345,7 +377,7 @@ def describe(error: BaseException) -> str:
     """The message of an exception that may be anything: bounded, valid, and there even if its `__str__` fails."""
     try:
         text = str(error)
-    except Exception:
+    except BaseException:
         text = f"<a {type(error).__name__} without a message>"
     if len(text) > MESSAGE_CHARACTERS_MAX:
         text = text[:MESSAGE_CHARACTERS_MAX] + "…"

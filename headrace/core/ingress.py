@@ -20,9 +20,17 @@ from headrace.config import Config
 from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.program import Args, Entry, Program
-from headrace.errors import BadRequest, HeadraceError, RequestIdReused, StreamError, TooLarge
+from headrace.errors import (
+    BadArguments,
+    BadRequest,
+    HeadraceError,
+    RequestIdReused,
+    StreamError,
+    TooLarge,
+    UnknownFunction,
+)
 from headrace.wire.messages import Failure, RequestIds
-from headrace.wire.values import Key
+from headrace.wire.values import Key, shown
 
 
 class Admission:
@@ -36,37 +44,40 @@ class Admission:
         try:
             functions = {call[0] for call in calls}
             if len(functions) == 1 and set(map(type, calls)) == {tuple}:
-                return self.admit_columns(
-                    ids, functions.pop(), [call[1] for call in calls], [call[2:] for call in calls]
-                )
+                keys, args = [call[1] for call in calls], [call[2:] for call in calls]
+                return self.admit_columns(ids, functions.pop(), keys, args)
         except (TypeError, LookupError):
             pass
-        return self._admit_rows(ids, calls)
+        return self._admit_rows(ids, [take_apart(call) for call in calls])
 
     def admit_columns(self, ids: RequestIds, function: Any, keys: list[Any], args: list[Args]) -> Batch:
         """One function for many keys: checked in columns, and one by one only if something does not fit."""
-        entry = self.program.functions.get(function)
-        if entry is not None and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
-            return Batch(ids, [entry] * len(keys), keys, args)
-        return self._admit_rows(ids, [(function, key, *row) for key, row in zip(keys, args, strict=True)])
+        try:
+            entry = self.program.find(function)
+            if keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
+                return Batch(ids, [entry] * len(keys), keys, args)
+        except UnknownFunction:
+            pass
+        return self._admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)])
 
-    def _admit_rows(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
+    def _admit_rows(self, ids: RequestIds, calls: list[tuple[Any, Any, Any] | BadRequest]) -> Batch:
         entries: list[Entry] = []
         keys: list[Key] = []
         arguments: list[Args] = []
         refused: dict[int, Failure] = {}
-        find, check_key = self.program.find, self.program.check_key
         for position, call in enumerate(calls):
             try:
-                function, key, args = call[0], call[1], tuple(call[2:])
-                entry = find(function)
-                check_key(key)
+                if isinstance(call, BadRequest):
+                    raise call
+                function, key, args = call
+                entry = self.program.find(function)
+                self.program.check_key(key)
+                if type(args) is not tuple:
+                    raise BadArguments(f"the arguments of {entry.signature} are a tuple, not {shown(args)}")
                 if not entry.fits(args):
                     entry, args = entry.admit(args)
-            except HeadraceError as error:
+            except BadRequest as error:
                 refused[position] = failure_of(error)
-            except (TypeError, LookupError):
-                refused[position] = failure_of(BadRequest(f"a call is (function, key, *args), not {call!r:.100}"))
             else:
                 entries.append(entry)
                 keys.append(key)
@@ -76,11 +87,11 @@ class Admission:
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max
         if type(request_id) is not str or not request_id:
-            raise BadRequest(f"a request id is a str that is not empty, not {request_id!r:.100}")
+            raise BadRequest(f"a request id is a str that is not empty, not {shown(request_id)}")
         try:
             size = len(request_id.encode())
         except UnicodeEncodeError:
-            raise BadRequest(f"the request id {request_id!r} is not valid Unicode") from None
+            raise BadRequest(f"the request id {shown(request_id)} is not valid Unicode") from None
         if size > limit:
             raise TooLarge(f"a request id of {size} bytes is over the limit of {limit}")
 
@@ -89,12 +100,12 @@ class SourceBatches:
     """The last batch of each streaming query: a batch is taken once, whatever its source repeats."""
 
     def __init__(self) -> None:
-        self.last: dict[str, tuple[int, Submission]] = {}
+        self.last: dict[str, tuple[int, Submission | None]] = {}
 
-    def take(self, source: tuple[str, int], submission: Submission) -> Submission:
-        """The submission to answer: this one if the batch is new, else the one that ran."""
+    def take(self, source: tuple[str, int], submission: Submission) -> Submission | None:
+        """None if the batch is new, and from now on it is not; else the submission that ran."""
         query, batch = source
-        last, ran = self.last.get(query, (-1, submission))
+        last, ran = self.last.get(query, (-1, None))
         if batch == last:
             return ran
         if batch != last + 1:
@@ -103,7 +114,7 @@ class SourceBatches:
                 "this app, whose state is gone. Start the query with a new checkpoint location"
             )
         self.last[query] = (batch, submission)
-        return submission
+        return None
 
 
 class Ledger:
@@ -127,10 +138,10 @@ class Ledger:
         if len(set(ids)) < len(ids) or any(map(self.find, ids)):
             return False
         for row, request_id in enumerate(ids, start=first):
-            self.singles[request_id] = row
-            if "/" in request_id:
+            if "/" in request_id and request_id not in self.singles:
                 stem = request_id.rpartition("/")[0]
                 self.stems[stem] = self.stems.get(stem, 0) + 1
+            self.singles[request_id] = row
         return True
 
     def find(self, request_id: str) -> tuple[Epoch, int] | None:
@@ -138,9 +149,9 @@ class Ledger:
         if row is None and "/" in request_id:
             stem, _, number = request_id.rpartition("/")
             run = self.runs.get(stem, range(0))
-            if number.isdecimal() and number == str(int(number)) and int(number) < len(run):
+            if number.isdecimal() and len(number) < 19 and number == str(int(number)) and int(number) < len(run):
                 row = run[int(number)]
-        if row is None:
+        if row is None or row < self.epochs[0].first:
             return None
         epoch = self.epochs[bisect_right(self.epochs, row, key=lambda epoch: epoch.first) - 1]
         return epoch, row - epoch.first
@@ -155,33 +166,40 @@ class Ledger:
         self.epochs.append(epoch)
 
     def forget(self, now_us: int) -> None:
-        """Drop the oldest epochs that are no longer kept: a good part of them at a time, and no batch in part."""
-        oldest = self.epochs[0]
-        if self.kept * 8 <= self.rows_max * 9 and (now_us - oldest.opened_us) * 8 <= self.retention_us * 9:
+        """Drop the oldest epochs that are no longer kept, a good part of them at a time."""
+        if self.kept * 8 <= self.rows_max * 9 and (now_us - self.epochs[0].closed_us) * 8 <= self.retention_us * 9:
             return
-        left, dropped = self.kept, 0
-        for at, epoch in enumerate(self.epochs):
-            if epoch.phase != FINAL or (left <= self.rows_max and now_us - epoch.opened_us <= self.retention_us):
+        dropped = 0
+        for epoch in self.epochs:
+            if epoch.phase != FINAL or (self.kept <= self.rows_max and now_us - epoch.closed_us <= self.retention_us):
                 break
-            left -= len(epoch)
-            if not epoch.continues:
-                self.kept, dropped = left, at + 1
-        for epoch in self.epochs[:dropped]:
+            self.kept -= len(epoch)
+            dropped += 1
+        gone, self.epochs = self.epochs[:dropped], self.epochs[dropped:]
+        for epoch in gone:
             for ids in epoch.ids:
                 self._drop(ids)
-        del self.epochs[:dropped]
 
     def _drop(self, ids: RequestIds) -> None:
+        """Forget ids, except those that came again when their first row had been forgotten already."""
         if isinstance(ids, str):
             del self.runs[ids]
             return
+        floor = self.epochs[0].first
         for request_id in ids:
-            del self.singles[request_id]
-            if "/" in request_id:
-                stem = request_id.rpartition("/")[0]
-                self.stems[stem] -= 1
-                if not self.stems[stem]:
-                    del self.stems[stem]
+            if self.singles.get(request_id, floor) < floor:
+                del self.singles[request_id]
+                if "/" in request_id:
+                    stem = request_id.rpartition("/")[0]
+                    self.stems[stem] -= 1
+                    if not self.stems[stem]:
+                        del self.stems[stem]
+
+
+def take_apart(call: Any) -> tuple[Any, Any, Any] | BadRequest:
+    if isinstance(call, tuple | list) and len(call) >= 2:
+        return call[0], call[1], tuple(call[2:])
+    return BadRequest(f"a call is (function, key, *args), not {shown(call)}")
 
 
 def failure_of(error: HeadraceError) -> Failure:
@@ -190,5 +208,5 @@ def failure_of(error: HeadraceError) -> Failure:
 
 def reuse(request_id: str, epoch: Epoch, row: int) -> Failure:
     """The refusal of a request id that came with another call than before."""
-    call = f"{epoch.entries[row].name} of {epoch.keys[row]!r}"
-    return failure_of(RequestIdReused(f"request id {request_id!r} was used for another call: {call}"))
+    call = f"{epoch.entries[row].name} of {shown(epoch.keys[row])}"
+    return failure_of(RequestIdReused(f"request id {shown(request_id)} was used for another call: {call}"))

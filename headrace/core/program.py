@@ -23,7 +23,7 @@ from headrace.config import Config
 from headrace.errors import BadArguments, BadKey, BadValue, ModelError, TooLarge, UnknownFunction
 from headrace.model.app import App, hints_of
 from headrace.model.operator import Function
-from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, shown
 
 MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
 
@@ -36,7 +36,10 @@ class Program:
 
     def __init__(self, app: App, config: Config) -> None:
         self.app, self.config = app, config
-        self.values = Values(app.records(), bytes_max=config.value_bytes_max, depth_max=config.value_depth_max)
+        try:
+            self.values = Values(app.records(), bytes_max=config.value_bytes_max, depth_max=config.value_depth_max)
+        except BadValue as error:
+            raise ModelError(f"app {app.name}: {error}") from None
         self.tables: dict[str, Table] = {name: {} for name in app.operators}
         self.functions: dict[Function | str, Entry] = {}
         for function in app.functions:
@@ -59,15 +62,16 @@ class Program:
                 return entry
         name = function.full_name if isinstance(function, Function) else function
         if type(name) is not str:
-            raise UnknownFunction(f"{name!r} is no function: give a registered one, or its name as 'operator.function'")
+            what = getattr(function, "__name__", None) or shown(function)
+            raise UnknownFunction(f"{what} is not registered: give a registered function, or 'operator.function'")
         of, _, member = name.partition(".")
         if of not in self.app.operators:
             known = ", ".join(self.app.operators) or "none"
-            raise UnknownFunction(f"no operator {of!r} in app {self.app.name!r}; it has: {known}")
+            raise UnknownFunction(f"no operator {shown(of)} in app {self.app.name!r}; it has: {known}")
         if member in self.app.operators[of].functions:
             raise UnknownFunction(f"{name} is a function of another app, not of app {self.app.name!r}")
         known = ", ".join(self.app.operators[of].functions) or "none"
-        raise UnknownFunction(f"no function {member!r} on operator {of!r}; it has: {known}")
+        raise UnknownFunction(f"no function {shown(member)} on operator {of!r}; it has: {known}")
 
     def check_keys(self, keys: list[Any]) -> bool:
         """Many keys at once: False sends them to be looked at one by one."""
@@ -85,17 +89,17 @@ class Program:
             try:
                 size = len(key) if key.isascii() else len(key.encode())
             except UnicodeEncodeError:
-                raise BadKey(f"the key {key!r} is not valid Unicode") from None
+                raise BadKey(f"the key {shown(key)} is not valid Unicode") from None
         elif kind is bytes:
             size = len(key)
         elif kind is int:
             if not INT_MIN <= key <= INT_MAX:
-                raise BadKey(f"the key {key} does not fit into 64 bits")
+                raise BadKey(f"the key {shown(key)} does not fit into 64 bits")
             return
         else:
-            raise BadKey(f"a key is a str, an int or bytes, not {kind.__name__}: {key!r:.100}")
+            raise BadKey(f"a key is a str, an int or bytes, not {shown(key)} ({kind.__name__})")
         if size > self.config.key_bytes_max:
-            raise BadKey(f"a key of {size} bytes is over the limit of {self.config.key_bytes_max}: {key!r:.60}…")
+            raise BadKey(f"a key of {size} bytes is over the limit of {self.config.key_bytes_max}: {shown(key)}")
 
 
 class Entry:
@@ -165,9 +169,10 @@ class Signature:
     def compile_fits(self) -> Callable[[Args], bool]:
         """A check as fast as Python allows for the common case: the right number of arguments, each a scalar of just
         the annotated type, and small. False sends the call to `admit`, which decides and explains."""
+        each_max = self._text_max(len(self.hints))
         tests = {
             int: f"type({{0}}) is int and {LOW} < {{0}} < {HIGH}",
-            str: f"type({{0}}) is str and len({{0}}) <= {self.values.bytes_max} and {{0}}.isascii()",
+            str: f"type({{0}}) is str and len({{0}}) <= {each_max} and {{0}}.isascii()",
             float: "type({0}) is float",
             bool: "type({0}) is bool",
         }
@@ -192,7 +197,7 @@ def fits(args):
 
     def fits_all(self, rows: list[Args]) -> bool:
         """The same for many calls at once, in columns and mostly in C: False sends them to be looked at one by one."""
-        if not self.is_scalar or not self.hints or set(map(type, rows)) != {tuple}:
+        if not self.is_scalar:
             return False
         try:
             size = len(self.values.encode_plain(rows))  # finds ints over 64 bits and invalid Unicode
@@ -202,16 +207,21 @@ def fits(args):
             return False
         return all({type(row[at]) for row in rows} == {hint} for at, hint in enumerate(self.hints))
 
+    def _text_max(self, count: int) -> int:
+        """Texts up to this length need no counting: too short to matter, and surely within the limit together."""
+        return min(64, self.values.bytes_max // (2 * count or 1) - 16)
+
     def _takes_anything(self) -> bool:
         return all(hint is Any for hint in self.hints)
 
     def _fits_scalars(self, args: Args) -> bool:
         if not self.takes(len(args)):
             return False
+        each_max = self._text_max(len(args))
         return all(
             type(arg) in KEPT
             or (type(arg) is int and INT_MIN <= arg <= INT_MAX)
-            or (type(arg) is str and arg.isascii() and len(arg) <= self.values.bytes_max)
+            or (type(arg) is str and arg.isascii() and len(arg) <= each_max)
             for arg in args
         )
 
@@ -219,17 +229,18 @@ def fits(args):
         """The arguments as they are logged and handed on, or why they cannot be."""
         if not self.takes(len(args)):
             raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
+        sealed = []
         for i, arg in enumerate(args):
-            at = min(i, len(self.names) - 1)
-            if not conforms(arg, self.hints[at]):
-                raise BadArguments(
-                    f"{self}: {self.names[at]!r} got {arg!r:.100} ({type(arg).__name__}){why(arg, self.hints[at])}"
-                )
-        try:
-            sealed = tuple(map(self.values.seal, args))
-            return self.values.encode(args) if any(type(arg) is bytes for arg in sealed) else sealed
-        except (BadValue, TooLarge) as error:
-            raise type(error)(f"{self.name}: argument: {error}") from None
+            name, hint = self.names[min(i, len(self.names) - 1)], self.hints[min(i, len(self.names) - 1)]
+            if not conforms(arg, hint):
+                what = f"{shown(arg)} ({type(arg).__name__})"
+                raise BadArguments(f"{self}: {name!r} got {what}{why(arg, hint)}")
+            try:
+                sealed.append(self.values.seal(arg))
+            except (BadValue, TooLarge) as error:
+                raise type(error)(f"{self}: {name!r}: {error}") from None
+        encoded = self.values.encode(args)  # together they are one value, and limited like one
+        return encoded if any(type(arg) is bytes for arg in sealed) else tuple(sealed)
 
     def takes(self, count: int) -> bool:
         return self.least <= count and (self.variadic or count <= self.most)
@@ -273,13 +284,24 @@ def conforms(value: Any, hint: Any) -> bool:
     """Does the value have this type as it is? An int will do for a float, as everywhere in Python."""
     if hint is Any or type(value) is hint:
         return True
-    if hint is float and type(value) is int:
-        return True
     try:
-        same = msgspec.convert(value, hint, strict=True)
+        return agree(msgspec.convert(value, hint, strict=True), value)
     except (msgspec.ValidationError, RecursionError):
         return False
-    return type(same) is type(value) and bool(same == value)
+
+
+def agree(converted: Any, value: Any) -> bool:
+    """Was nothing changed by the conversion, but for ints that became floats?"""
+    kind = type(value)
+    if converted is value:
+        return True
+    if type(converted) is not kind:
+        return type(converted) is float and kind is int and bool(converted == value)
+    if kind is list or kind is tuple:
+        return len(converted) == len(value) and all(map(agree, converted, value))
+    if kind is dict:
+        return agree(list(converted.items()), list(value.items()))
+    return bool(converted == value) or (kind is float and value != value)
 
 
 def why(value: Any, hint: Any) -> str:
@@ -287,7 +309,7 @@ def why(value: Any, hint: Any) -> str:
         same = msgspec.convert(value, hint, strict=True)
     except (msgspec.ValidationError, RecursionError) as error:
         return f": {error}"
-    return f": it would have to be changed into {same!r:.100}"
+    return f": it would have to be changed into {shown(same)}"
 
 
 def converted(value: Any, hint: Any) -> Any:

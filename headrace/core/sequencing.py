@@ -68,10 +68,10 @@ class Sequencing:
         size = len(self.open)
         return size >= self.transactions_max or (size > 0 and now_us >= self.open.opened_us + self.interval_us)
 
-    def close(self) -> Epoch:
+    def close(self, now_us: int) -> Epoch:
         """Close the open epoch: its transactions get their TIDs. The next one opens."""
         epoch = self.open
         epoch.tids = self.sequencer.take(len(epoch))
-        epoch.phase = CLOSED
-        self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.opened_us)
+        epoch.phase, epoch.closed_us = CLOSED, now_us
+        self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), now_us)
         return epoch

@@ -82,7 +82,7 @@ def hints_of(function: Function) -> dict[str, Any]:
     scope = dict(inspect.getclosurevars(function.body).nonlocals)
     try:
         return typing.get_type_hints(bare, function.body.__globals__, scope, include_extras=True)
-    except NameError as error:
+    except Exception as error:  # an annotation as text may be anything
         raise ModelError(f"{function.full_name}: an annotation cannot be resolved: {error}") from None
 
 
@@ -96,5 +96,9 @@ def collect(hint: Any, found: dict[type, None]) -> None:
         collect(part, found)
     if is_record(hint) and hint not in found:
         found[hint] = None
-        for field in typing.get_type_hints(hint, include_extras=True).values():
+        try:
+            fields = typing.get_type_hints(hint, include_extras=True).values()
+        except Exception as error:
+            raise ModelError(f"{hint.__qualname__}: an annotation cannot be resolved: {error}") from None
+        for field in fields:
             collect(field, found)

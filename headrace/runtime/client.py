@@ -18,6 +18,7 @@ import msgspec
 from headrace.errors import REFUSALS, Aborted, BadRequest
 from headrace.model.operator import Function
 from headrace.wire.messages import Answers, Failure, RequestIds, id_of
+from headrace.wire.values import shown
 
 Call = Sequence[Any]  # (function, key, *args)
 
@@ -122,10 +123,17 @@ class Client(ABC):
     def _one(
         self, function: Any, key: Any, args: tuple[Any, ...], request_id: str | None, wait: bool
     ) -> Future[Replies]:
-        return self.submit([self.new_id() if request_id is None else request_id], [(function, key, *args)], wait)
+        return self.submit([self.id_or_new(request_id)], [(function, key, *args)], wait)
 
     def _many(self, calls: Sequence[Call], request_id: str | None, wait: bool) -> Future[Replies]:
-        return self.submit(self.new_id() if request_id is None else request_id, list(calls), wait)
+        return self.submit(self.id_or_new(request_id), list(calls), wait)
+
+    def id_or_new(self, given: str | None) -> str:
+        if given is None:
+            return self.new_id()
+        if type(given) is not str:
+            raise BadRequest(f"a request id is a str, not {shown(given)}")
+        return given
 
     def new_id(self) -> str:
         return f"{self._name}-{next(self._numbers)}"

@@ -24,9 +24,11 @@ from headrace.model.operator import Function, Operator
 from headrace.runtime.client import Call, Client, Replies
 from headrace.runtime.clock import Clock, system_clock
 from headrace.wire.messages import Answers, RequestIds
+from headrace.wire.values import shown
 
 Result = TypeVar("Result")
 GATHER_MAX = 1_000  # batches taken into one step
+PATIENCE_S_MAX = 3_600.0
 
 
 class Runtime:
@@ -34,7 +36,7 @@ class Runtime:
 
     def __init__(self, app: App, config: Config | None = None, clock: Clock = system_clock) -> None:
         if not isinstance(app, App):
-            raise ModelError(f"Runtime takes an App, not {app!r:.100}")
+            raise ModelError(f"Runtime takes an App, not {shown(app)}")
         self.app, self.config, self._clock = app, config or Config(), clock
         self.engine = Engine(app, self.config)
         self.admission = Admission(self.engine.program)
@@ -53,10 +55,19 @@ class Runtime:
 
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
         """Hand over admitted calls. The future has their answers."""
-        future: Future[Answers] = Future()
-        self._reserve(len(batch), wait)
-        future.add_done_callback(lambda _: self._release(len(batch)))
-        self._inbox.put((future, batch))
+        rows, limit = len(batch), self.config.pending_transactions_max
+        if rows > limit:
+            raise Overloaded(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
+        with self._room:
+            self._check_alive()
+            while self._pending + rows > limit:
+                if not wait:
+                    raise Overloaded(f"{self._pending} transactions are waiting, the limit is {limit}")
+                self._room.wait()
+                self._check_alive()
+            self._pending += rows
+            future = self._hand_over(batch)
+        future.add_done_callback(lambda _: self._release(rows))
         return future
 
     def state(self, operator: Operator | str) -> dict[Any, Any]:
@@ -87,12 +98,12 @@ class Runtime:
     def close(self) -> None:
         """Finish what was handed over, then stop."""
         with self._room:
-            if self._closed:
-                return
-            self._closed = True
+            if not self._closed:
+                self._closed = True
+                self._inbox.put(None)
             self._room.notify_all()
-        self._inbox.put(None)
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def __enter__(self) -> Runtime:
         return self
@@ -106,16 +117,23 @@ class Runtime:
         name = operator.name if isinstance(operator, Operator) else operator
         if name not in self.engine.program.tables:
             raise UnknownFunction(
-                f"no operator {name!r} in app {self.app.name!r}; it has: {', '.join(self.app.operators)}"
+                f"no operator {shown(name)} in app {self.app.name!r}; it has: {', '.join(self.app.operators)}"
             )
         return self.engine.program.tables[name]
 
     def _ask(self, question: Callable[[], Result]) -> Result:
         """Have the engine's thread answer a question, between two steps."""
-        self._check_alive()
-        future: Future[Result] = Future()
-        self._inbox.put((future, question))
-        return future.result()
+        with self._room:
+            self._check_alive()
+            future = self._hand_over(question)
+        return future.result()  # type: ignore[no-any-return]
+
+    def _hand_over(self, work: Batch | Callable[[], Any]) -> Future[Any]:
+        """Into the inbox, under the lock: what is in it before the runtime is closed is answered."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # it cannot be taken back
+        self._inbox.put((future, work))
+        return future
 
     def _check_alive(self) -> None:
         if self._broken is not None:
@@ -124,19 +142,6 @@ class Runtime:
             raise Stopped("the runtime is closed")
         if threading.current_thread() is self._thread:
             raise BadCall("a function cannot use a client of its own runtime: use ctx.call or ctx.call_async")
-
-    def _reserve(self, rows: int, wait: bool) -> None:
-        limit = self.config.pending_transactions_max
-        if rows > limit:
-            raise Overloaded(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
-        with self._room:
-            self._check_alive()
-            while self._pending + rows > limit:
-                if not wait:
-                    raise Overloaded(f"{self._pending} transactions are waiting, the limit is {limit}")
-                self._room.wait()
-                self._check_alive()
-            self._pending += rows
 
     def _release(self, rows: int) -> None:
         with self._room:
@@ -156,15 +161,19 @@ class Runtime:
 
     def _serve_once(self) -> bool:
         """Take what is there into one step. False once the runtime is closed."""
-        patience_s = None if self._timer_us is None else max(0, self._timer_us - self._clock()) / 1e6
+        patience_s = (
+            None if self._timer_us is None else min(max(0, self._timer_us - self._clock()) / 1e6, PATIENCE_S_MAX)
+        )
         try:
             item = self._inbox.get(timeout=patience_s)
         except queue.Empty:
             self._step(Tick())
             return True
         batches: list[tuple[Future[Answers], Batch]] = []
-        while item is not None and isinstance(item[1], Batch):
+        while item is not None:
             self._unanswered[item[0]] = None
+            if not isinstance(item[1], Batch):
+                break
             batches.append(item)
             if len(batches) >= GATHER_MAX or self._inbox.empty():
                 break
@@ -173,7 +182,11 @@ class Runtime:
             self._step(Submit(batches))
         if item is not None and not isinstance(item[1], Batch):
             future, question = item
-            future.set_result(question())
+            try:
+                future.set_result(question())
+            except Exception as error:
+                future.set_exception(error)
+            del self._unanswered[future]
         return item is not None
 
     def _step(self, event: Submit | Tick, now_us: int | None = None) -> None:
@@ -189,18 +202,16 @@ class Runtime:
                 effect.token.set_exception(effect.error)
 
     def _fail_the_rest(self) -> None:
+        reason = "the runtime is closed" if self._broken is None else f"the runtime stopped itself: {self._broken!r}"
+        rest: list[Future[Any]] = list(self._unanswered)
         with self._room:
             self._closed = True
+            while not self._inbox.empty():
+                item = self._inbox.get()
+                if item is not None:
+                    rest.append(item[0])
             self._room.notify_all()
-        rest: list[Future[Any]] = list(self._unanswered)
-        while not self._inbox.empty():
-            item = self._inbox.get()
-            if item is not None:
-                rest.append(item[0])
         for future in rest:
-            reason = (
-                "the runtime is closed" if self._broken is None else f"the runtime stopped itself: {self._broken!r}"
-            )
             future.set_exception(Stopped(reason))
 
 
@@ -215,10 +226,12 @@ class LocalClient(Client):
         self, function: Function | str, keys: Sequence[Any], args: Sequence[Args], *, request_id: str | None = None
     ) -> Replies:
         """One function for many keys, each with its tuple of arguments: the quickest way in for columns of data."""
-        ids = self.new_id() if request_id is None else request_id
+        ids = self.id_or_new(request_id)
         self._runtime.admission.check_id(ids)
         if len(keys) != len(args):
             raise BadRequest(f"{len(keys)} keys, but arguments for {len(args)}")
+        if not set(map(type, args)) <= {tuple}:
+            raise BadRequest("args is a list of tuples, one for each key")
         return self._send(
             self._runtime.admission.admit_columns(ids, function, list(keys), list(args)), wait=True
         ).result()

@@ -29,11 +29,10 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
 
 Key = str | int | bytes
 
-TUPLE, RECORD = 1, 2
+TUPLE, RECORD, DATETIME = 1, 2, 4
 # type -> (extension code, to text, from text)
 TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
     decimal.Decimal: (3, str, decimal.Decimal),
-    datetime.datetime: (4, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.date: (5, datetime.date.isoformat, datetime.date.fromisoformat),
     uuid.UUID: (6, str, uuid.UUID),
 }
@@ -65,7 +64,7 @@ class Values:
         if kind is int:
             if INT_MIN <= value <= INT_MAX:
                 return value
-            raise BadValue(f"{value} does not fit into 64 bits")
+            raise BadValue(f"{shown(value)} does not fit into 64 bits")
         if kind in KEPT:
             return value
         if kind is str:
@@ -90,7 +89,7 @@ class Values:
     def encode(self, value: Any) -> bytes:
         """Any value, scalars too, as bytes."""
         try:
-            data = self._encode(self._lower(value, 0))
+            data = self._encode(self._lower(value, 0, [self.bytes_max]))
         except (BadValue, TooLarge) as error:
             raise type(error)(f"{self._culprit(value)}: {error}") from None
         if len(data) > self.bytes_max:
@@ -105,9 +104,13 @@ class Values:
         except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise BadValue(f"no encoded value: {error}") from None
 
-    def _lower(self, value: Any, depth: int) -> Any:
-        """The same value in msgpack's own types and extension types."""
+    def _lower(self, value: Any, depth: int, room: list[int]) -> Any:
+        """The same value in msgpack's own types and extension types. `room` is what is left of the limit: a value that
+        holds one part many times is not walked much further than that."""
         kind = type(value)
+        room[0] -= len(value) + 1 if kind is bytes or kind is str else 1
+        if room[0] < 0:
+            raise TooLarge(f"a value is over the limit of {self.bytes_max} bytes")
         if kind in KEPT or kind is bytes:
             return value
         if kind is int or kind is str:
@@ -116,18 +119,23 @@ class Values:
             raise BadValue(f"nested deeper than {self.depth_max}")
         depth += 1
         if kind is dict:
-            return {self._lower_key(key): self._lower(item, depth) for key, item in value.items()}
+            return {self._lower_key(key): self._lower(item, depth, room) for key, item in value.items()}
         if kind is list:
-            return [self._lower(item, depth) for item in value]
+            return [self._lower(item, depth, room) for item in value]
         if kind is tuple:
-            return Ext(TUPLE, self._encode([self._lower(item, depth) for item in value]))
+            return Ext(TUPLE, self._encode([self._lower(item, depth, room) for item in value]))
         if kind in TEXTUAL:
             code, to_text, _ = TEXTUAL[kind]
             return Ext(code, to_text(value).encode())
+        if kind is datetime.datetime:
+            return Ext(DATETIME, self._encode(lower_datetime(value)))
         record = self.records.get(kind)
         if record is None:
             raise BadValue(refusal(kind))
-        fields = {name: self._lower(getattr(value, name), depth) for name in record.fields}
+        try:
+            fields = {name: self._lower(getattr(value, name), depth, room) for name in record.fields}
+        except AttributeError as error:
+            raise BadValue(f"a {kind.__name__} lacks a field: {error}") from None
         return Ext(RECORD, self._encode([record.name, fields]))
 
     def _lower_key(self, key: Any) -> Any:
@@ -144,14 +152,14 @@ class Values:
             record = self.records.get(type(value))
             steps: Iterable[tuple[str, Any]] = ()
             if type(value) is dict:
-                steps = ((f"[{key!r}]", item) for key, item in value.items())
+                steps = ((f"[{shown(key)}]", item) for key, item in value.items())
             elif type(value) in (list, tuple):
                 steps = ((f"[{i}]", item) for i, item in enumerate(value))
             elif record is not None:
-                steps = ((f".{name}", getattr(value, name)) for name in record.fields)
+                steps = ((f".{name}", getattr(value, name, None)) for name in record.fields)
             for step, item in steps:
                 try:
-                    self._lower(item, depth + 1)
+                    self._lower(item, depth + 1, [self.bytes_max])
                 except BadRequest:
                     path, value = path + step, item
                     break
@@ -168,9 +176,21 @@ class Values:
             if record is None:
                 raise ValueError(f"{name} is no dataclass or struct of this app")
             return record.build(fields)
+        if code == DATETIME:
+            return raise_datetime(*self._decode(data))
         if code in FROM_TEXT:
             return FROM_TEXT[code](str(data, "utf-8"))
         raise ValueError(f"unknown extension type {code}")
+
+
+def shown(value: Any) -> str:
+    """A value in a message: bounded, and the same in every run (a `repr` may recurse, be huge, or hold an address)."""
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value) if len(value) <= 60 else f"{value[:60]!r}…"
+    if kind is int:
+        return str(value) if value.bit_length() <= 200 else f"an int of {value.bit_length()} bits"
+    return repr(value) if kind in KEPT else f"a {kind.__name__}"
 
 
 def refusal(kind: type) -> str:
@@ -190,9 +210,29 @@ def refusal(kind: type) -> str:
     )
 
 
+def lower_datetime(value: datetime.datetime) -> tuple[str, int, int | None]:
+    """Its text without a zone, its fold, and the zone's offset in microseconds. Named zones change with the machine."""
+    zone = value.tzinfo
+    if zone is not None and type(zone) is not datetime.timezone:
+        raise BadValue(
+            f"a datetime in a {type(zone).__name__}: only fixed offsets travel, as in .astimezone(datetime.UTC)"
+        )
+    offset_us = None if zone is None else zone.utcoffset(None) // datetime.timedelta(microseconds=1)
+    return value.replace(tzinfo=None).isoformat(), value.fold, offset_us
+
+
+def raise_datetime(text: str, fold: int, offset_us: int | None) -> datetime.datetime:
+    value = datetime.datetime.fromisoformat(text).replace(fold=fold)
+    if offset_us is None:
+        return value
+    return value.replace(tzinfo=datetime.timezone(datetime.timedelta(microseconds=offset_us)))
+
+
 def record_of(cls: type) -> Record:
     name = cls.__qualname__  # without the module: an app is the same whether it is run or imported
     if issubclass(cls, msgspec.Struct):
+        if hasattr(cls, "__post_init__"):
+            raise BadValue(f"the struct {name} has a __post_init__, which would run again each time: use a dataclass")
         return Record(name, cls.__struct_fields__, lambda fields: cls(**fields))
     if not dataclasses.is_dataclass(cls):
         raise BadValue(f"{name} is neither a dataclass nor a msgspec struct")
