@@ -11,6 +11,7 @@ The engine runs in the driver. Its state lives as long as the runtime; a checkpo
 
 from __future__ import annotations
 
+import datetime
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -113,13 +114,29 @@ def check_stream(df: DataFrame, entry: Entry, key: str, args: Sequence[str]) -> 
 
 def admit(runtime: Runtime, entry: Entry, table: pa.Table, query_id: str, batch_id: int) -> Batch:
     """One micro-batch as a batch of calls."""
-    keys, *columns = (column.to_pylist(maps_as_pydicts="strict") for column in table.columns)
+    keys, *columns = (in_python(column) for column in table.columns)
     rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
     if not entry.signature.is_scalar:
         rows = list(map(entry.signature.convert, rows))
     batch = runtime.admission.admit_columns(f"{query_id}/{batch_id}", entry.function, keys, rows)
     batch.source = (query_id, batch_id)
     return batch
+
+
+def in_python(column: pa.ChunkedArray) -> list[Any]:
+    values = column.to_pylist(maps_as_pydicts="strict")
+    return list(map(in_utc, values)) if "timestamp" in str(column.type) else values
+
+
+def in_utc(value: Any) -> Any:
+    """Arrow hands out timestamps in a named zone; a value has a fixed offset."""
+    if isinstance(value, datetime.datetime):
+        return value if value.tzinfo is None else value.astimezone(datetime.UTC)
+    if isinstance(value, list):
+        return list(map(in_utc, value))
+    if isinstance(value, dict):
+        return {in_utc(key): in_utc(item) for key, item in value.items()}
+    return value
 
 
 def reply_table(answers: Answers, runtime: Runtime) -> pa.Table:
