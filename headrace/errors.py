@@ -92,6 +92,13 @@ class BadMessage(BadRequest):
     code = "bad_message"
 
 
+class Forbidden(BadRequest):
+    """The caller may not: a web page of another site, or a name that is not this server's."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 class Overloaded(HeadraceError):
     """Too many requests are waiting; nothing was logged."""
 
@@ -179,6 +186,7 @@ REFUSALS: dict[str, type[HeadraceError]] = {
         TooLarge,
         RequestIdReused,
         BadMessage,
+        Forbidden,
         Overloaded,
         Stopped,
     )

@@ -570,6 +570,7 @@ RAISED = {
     "StopAsyncIteration": StopAsyncIteration("stop"),
     "CancelledError": asyncio.CancelledError("cancelled"),
     "a BaseException": BaseException("base"),
+    "an interrupt": KeyboardInterrupt("by the function"),
     "a group": ExceptionGroup("many", [ValueError("one")]),
     "a broken message": Silent(),
     "a message that exits": Rude(),

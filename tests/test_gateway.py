@@ -110,6 +110,24 @@ def test_an_abort_is_told_apart_from_a_result_and_from_a_refusal(address: tuple[
         assert (status, answer["status"], answer["code"]) == (expected, "refused", code)
 
 
+def test_web_pages_of_other_sites_and_other_names_are_turned_away(address: tuple[str, int]) -> None:
+    call = json.dumps({"function": "account.deposit", "key": "guarded", "args": [5]})
+    own = f"http://{address[0]}:{address[1]}"
+    for headers, expected in (
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": own}, 200),
+        ({"Host": f"localhost:{address[1]}"}, 200),
+    ):
+        connection = http.client.HTTPConnection(*address, timeout=30)
+        connection.request("POST", "/v1/call", call, headers)
+        assert connection.getresponse().status == expected, headers
+        connection.close()
+    assert ask(address, "GET", "/v1/state/account/guarded")[1]["state"] == 10
+    assert ask(address, "GET", "/v1/state/account/guarded?int_key=true")[1]["code"] == "bad_key"
+
+
 def test_the_app_its_metrics_and_its_health_can_be_asked_for(address: tuple[str, int]) -> None:
     status, answer = ask(address, "GET", "/v1/app")
     assert (status, answer["operators"]["account"]) == (200, ["account.deposit(amount: int)"])

@@ -52,7 +52,8 @@ def serve(app: App, host: str, port: int) -> None:
     url = f"http://{host}:{listener.getsockname()[1]}"
     with Runtime(app) as runtime:
         explain(runtime, url)
-        config = uvicorn.Config(gateway(runtime), log_level="warning", timeout_graceful_shutdown=5)
+        web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
+        config = uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5)
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -142,7 +142,8 @@ class SerialContext(Context):
         try:
             entry = self._functions[function]
             fits, kind = entry.fits, type(key)
-            if (kind is not str and kind is not int) or key not in entry.table or not fits(args):
+            is_key = LOW < key < HIGH if kind is int else kind is str and key in entry.table
+            if not is_key or not fits(args):
                 entry, key, args = self._admit(function, key, args)
         except (KeyError, TypeError):
             entry, key, args = self._admit(function, key, args)
@@ -275,8 +276,6 @@ class SerialExecutor:
             except BaseException as error:
                 failure = self._failure(error, entry, key)
                 self._roll_back()
-                if isinstance(error, KeyboardInterrupt):
-                    raise
                 epoch.failures[len(results)] = failure
                 results.append(None)
         epoch.phase = FINAL

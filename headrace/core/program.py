@@ -69,7 +69,9 @@ class Program:
             known = ", ".join(self.app.operators) or "none"
             raise UnknownFunction(f"no operator {shown(of)} in app {self.app.name!r}; it has: {known}")
         if member in self.app.operators[of].functions:
-            raise UnknownFunction(f"{name} is a function of another app, not of app {self.app.name!r}")
+            if name is not function and self.app.operators[of].functions[member] is not function:
+                raise UnknownFunction(f"{name} is a function of another app, not of app {self.app.name!r}")
+            raise UnknownFunction(f"{name} was registered after this runtime started: start it anew")
         known = ", ".join(self.app.operators[of].functions) or "none"
         raise UnknownFunction(f"no function {shown(member)} on operator {of!r}; it has: {known}")
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from headrace.model.operator import Function
+
+Value = TypeVar("Value")
 
 
 class Context(ABC):
@@ -27,6 +29,10 @@ class Context(ABC):
     def tid(self) -> int:
         """The transaction's place in the serial order."""
 
+    @overload
+    def get(self) -> Any: ...
+    @overload
+    def get(self, default: Value) -> Value: ...
     @abstractmethod
     def get(self, default: Any = None) -> Any:
         """This entity's state, a copy of it; `default` where it has none."""

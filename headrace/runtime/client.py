@@ -41,6 +41,11 @@ class Reply(msgspec.Struct, frozen=True):
         """ "ok", "aborted" (it ran and was undone) or "refused" (it was never logged)."""
         return "ok" if self.failure is None else "refused" if self.tid is None else "aborted"
 
+    @property
+    def error(self) -> str | None:
+        """Why there is no result; None if there is one."""
+        return None if self.failure is None else self.failure.message
+
     def unwrap(self) -> Any:
         """The result, or the failure as an exception."""
         failure = self.failure

@@ -13,13 +13,15 @@ nothing. Binds to loopback: there is no authentication yet.
 from __future__ import annotations
 
 import asyncio
+import urllib.parse
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 
 from headrace.core.ingress import failure_of
-from headrace.errors import REFUSALS, BadMessage, BadRequest, HeadraceError, TooLarge
+from headrace.errors import REFUSALS, BadKey, BadMessage, BadRequest, Forbidden, HeadraceError, TooLarge
 from headrace.runtime.client import Reply
 from headrace.runtime.inprocess import Runtime
 from headrace.wire import codec
@@ -41,7 +43,9 @@ json_encode = msgspec.json.Encoder(enc_hook=repr).encode
 json_call = msgspec.json.Decoder(JsonCall)
 
 
-def gateway(runtime: Runtime) -> FastAPI:
+def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1")) -> FastAPI:
+    """The web app. `hosts` are the names it may be called by: whoever is led here under another name is turned away,
+    and so are web pages of other sites."""
     web = FastAPI(title=f"Headrace: {runtime.app.name}", openapi_url="/v1/openapi.json")
     program = runtime.engine.program
 
@@ -52,6 +56,16 @@ def gateway(runtime: Runtime) -> FastAPI:
             return Response(codec.encode(Refusal(failure_of(error))), error.http_status, media_type=MSGPACK)
         answer = {"status": "refused", "code": error.code, "error": str(error), "retry": error.retry}
         return json(answer, error.http_status)
+
+    @web.middleware("http")
+    async def turn_away_strangers(request: Request, go_on: Any) -> Response:
+        origin = request.headers.get("origin")
+        if request.url.hostname not in hosts or (origin and urllib.parse.urlsplit(origin).netloc != request.url.netloc):
+            return await refuse(
+                request, Forbidden(f"this Headrace answers only as {', '.join(hosts)}, and to no web page")
+            )
+        response: Response = await go_on(request)
+        return response
 
     @web.post("/v1/call")
     async def call(request: Request) -> Response:
@@ -82,6 +96,8 @@ def gateway(runtime: Runtime) -> FastAPI:
     @web.get("/v1/state/{operator}/{key}")
     async def state(operator: str, key: str, int_key: bool = False) -> Response:
         missing = object()
+        if int_key and not key.removeprefix("-").isdecimal():
+            raise BadKey(f"{key!r} is no number")
         found = await asyncio.to_thread(runtime.get, operator, int(key) if int_key else key, missing)
         return json({"state": None if found is missing else found, "exists": found is not missing})
 
