@@ -30,7 +30,7 @@ install: $(READY)
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Headrace needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
 	@echo "Installing into .venv (PySpark is 450 MB: this takes a minute or two) ..."
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { echo "This python3 cannot make virtual environments: on Debian or Ubuntu, apt install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	$(BIN)/python -m headrace.spark.java --install
 	@touch $@

@@ -29,8 +29,11 @@ class Config:
     request_id_bytes_max: int = 256
 
     # What is kept to answer a repeated request id: as many transactions, as long as this.
-    request_ids_max: int = 100_000
+    request_ids_max: int = 250_000
     request_id_retention_us: int = 600_000_000
+
+    # Streaming queries whose last batch is remembered.
+    queries_max: int = 1_000
 
     # Back-pressure: transactions taken from clients and not answered yet.
     pending_transactions_max: int = 1_000_000

@@ -135,6 +135,9 @@ class Aborted(HeadraceError):
         self.type, self.message, self.function, self.key, self.tid = type, message, function, key, tid
         self.cause_code = cause_code
 
+    def __reduce__(self) -> tuple[type[Aborted], tuple[object, ...]]:  # so that it can be copied, as exceptions are
+        return Aborted, (self.type, self.message, self.function, self.key, self.tid, self.cause_code)
+
 
 class Poisoned(HeadraceError):
     """A function exhausted the process (memory, the Python stack): its transaction aborts by decree."""
@@ -144,6 +147,12 @@ class Poisoned(HeadraceError):
 
 
 # --- the machine or the operator of the system ------------------------------------------------------------------------
+
+
+class AnswerTooLarge(HeadraceError):
+    """The calls ran, and what committed stays; only their answers are too large for one message."""
+
+    code = "answer_too_large"
 
 
 class Stopped(HeadraceError):
@@ -188,6 +197,7 @@ REFUSALS: dict[str, type[HeadraceError]] = {
         BadMessage,
         Forbidden,
         Overloaded,
+        AnswerTooLarge,
         Stopped,
     )
 }

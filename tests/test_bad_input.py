@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import dataclasses
 import gc
 import types
@@ -275,6 +276,39 @@ def test_all_arguments_of_a_call_together_are_limited() -> None:
             runtime.client.call(two_texts, "k", "x" * 90, "y" * 90)
 
 
+def test_many_small_arguments_together_are_limited() -> None:
+    fresh = App("fresh")
+
+    @fresh.operator("one").register
+    def count(ctx: Any, *values: Any) -> int:
+        return len(values)
+
+    with Runtime(fresh, Config(value_bytes_max=100)) as runtime:
+        assert runtime.client.call(count, "k", *range(50)) == 50
+        with pytest.raises(TooLarge):
+            runtime.client.call(count, "k", *range(1_000))
+
+
+@dataclasses.dataclass
+class Fussy:
+    x: int
+
+    def __post_init__(self) -> None:
+        raise LookupError(self.x)
+
+
+def test_arguments_that_break_the_conversion_they_are_compared_with_are_refused() -> None:
+    fresh = App("fresh")
+
+    @fresh.operator("one").register
+    def take(ctx: Any, value: Fussy) -> None: ...
+
+    with Runtime(fresh) as runtime:
+        reply = runtime.client.batch([(take, "k", {"x": 1})])[0]
+        assert reply.failure is not None
+        assert (reply.status, reply.failure.code) == ("refused", "bad_arguments")
+
+
 def test_a_large_call_can_be_repeated_with_its_request_id() -> None:
     """As large as is taken at all: the largest text that the limit lets in."""
     config = Config(value_bytes_max=100)
@@ -388,6 +422,14 @@ def test_an_aborted_call_raises_aborted_with_all_of_it() -> None:
         error = caught.value
         assert (error.type, error.message, error.function, error.key) == ("ValueError", "no", "plain.act", "actor")
         assert (error.tid, error.code, error.cause_code) == (1, "aborted", "aborted")
+
+
+def test_an_aborted_error_can_be_copied() -> None:
+    """As is done with it on the way from a worker process."""
+    error = Aborted("Abort", "no", "item.add", "k", 7, "aborted")
+    again = copy.copy(error)
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
 
 
 def test_a_merge_without_combine_aborts() -> None:
@@ -807,6 +849,24 @@ def test_a_function_that_refuses_to_end_makes_no_calls_in_later_transactions() -
         assert driver.state() == {("item", "kept"): 1}
     finally:
         del item.functions["stubborn"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_function_touches_only_its_own_entity_whatever_it_does_to_its_context(fails: bool) -> None:
+    async def masquerade(ctx: Any) -> None:
+        with contextlib.suppress(AttributeError):
+            ctx.key = "other"
+        ctx.put("written")
+        await ctx.call(add, "there", 1)
+        if fails:
+            raise Abort("no")
+
+    global deed
+    deed = masquerade
+    driver = Driver(app)
+    driver.engine.program.tables["plain"]["other"] = 5
+    driver.call(1, "deed", act_async, "own")
+    assert driver.state()["plain", "other"] == 5
 
 
 def test_a_function_cannot_use_a_client_of_its_runtime() -> None:

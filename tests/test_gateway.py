@@ -15,7 +15,15 @@ import pytest
 import uvicorn
 
 from headrace import Abort, Aborted, App, Context, Runtime
-from headrace.errors import BadArguments, BadMessage, BadRequest, RequestIdReused, UnknownFunction, Unreachable
+from headrace.errors import (
+    AnswerTooLarge,
+    BadArguments,
+    BadMessage,
+    BadRequest,
+    RequestIdReused,
+    UnknownFunction,
+    Unreachable,
+)
 from headrace.runtime.gateway import gateway
 from headrace.runtime.remote import RemoteClient, connect
 from headrace.wire import codec
@@ -149,6 +157,39 @@ def test_a_remote_client_does_what_a_local_one_does(client: RemoteClient) -> Non
     assert asyncio.run(client.acall(deposit, "remote", 1)) == 12
 
 
+def test_what_a_remote_client_cannot_send_is_refused_and_the_rest_is_sent(client: RemoteClient) -> None:
+    calls = [
+        (deposit, "kept", 1),
+        (deposit, 1 << 70, 1),
+        (deposit, object(), 1),
+        (len, "kept"),
+        "no call",
+        (add, "k", {1}),
+    ]
+    replies = client.batch([*calls, (deposit, "kept", 2)])
+    assert [reply.status for reply in replies] == ["ok", *["refused"] * 5, "ok"]
+    codes = [reply.failure.code for reply in replies if reply.failure]
+    assert codes == ["bad_key", "bad_key", "unknown_function", "bad_request", "bad_value"]
+    assert replies[6].request_id.endswith("/6")
+
+
+def test_a_connection_that_the_server_closed_is_opened_anew(client: RemoteClient) -> None:
+    assert client.call(deposit, "idle", 1) == 1
+    for local in [client._local]:
+        client._pool.submit(lambda local=local: local.connection.sock.shutdown(socket.SHUT_RDWR)).result()
+    assert client.call(deposit, "idle", 1) == 2
+
+
+def test_answers_too_large_for_a_message_are_said_to_have_run(
+    client: RemoteClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec.encode, "__defaults__", (2_000,))
+    with pytest.raises(AnswerTooLarge, match="the calls ran"):
+        client.batch([(add, "large", Line("x" * 1_000, (1, 2))), (add, "large", Line("y", (1, 2)))])
+    monkeypatch.undo()
+    assert len(client.call(add, "large", Line("z", (1, 2)))) == 3
+
+
 def test_typed_values_arrive_unchanged_over_the_wire(client: RemoteClient) -> None:
     assert client.call(add, "typed", Line("ink", (3, 4))) == [Line("ink", (3, 4))]
 
@@ -166,7 +207,8 @@ def test_bytes_that_are_no_message_are_refused_and_the_server_goes_on(
 ) -> None:
     good = codec.encode(Calls("x", ["account.deposit"], ["a"], [client._values.encode((1,))]))
     ragged = codec.encode(Calls("x", ["account.deposit"], ["a", "b"], []))
-    for body in (b"", b"\xc1", good[:-3], ragged, codec.encode(Refusal(failure=FAILURE))):
+    no_tuple = codec.encode(Calls("x", ["account.deposit"], ["a"], [client._values.encode("ab")]))
+    for body in (b"", b"\xc1", good[:-3], ragged, no_tuple, codec.encode(Refusal(failure=FAILURE))):
         connection = http.client.HTTPConnection(*address, timeout=30)
         connection.request("POST", "/v1/calls", body, {"Content-Type": "application/msgpack"})
         response = connection.getresponse()

@@ -542,9 +542,9 @@ def test_no_two_sequencers_give_the_same_tid_whatever_their_number_becomes(n_seq
         given_out += tids
         if resizes:
             n_seq = count + 1
-            sequencers = [Sequencer() for _ in range(n_seq)]
-            for sid, each in enumerate(sequencers, start=1):
-                each.resize(sid, n_seq, max(given_out, default=0))
+            largest = max(given_out, default=0)
+            sequencers = [Sequencer.above(sid, n_seq, largest) for sid in range(1, n_seq + 1)]
+            for each in sequencers:
                 assert each.sid + each.lc * each.n_seq > before
         else:
             largest = max(each.lc for each in sequencers)

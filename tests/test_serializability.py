@@ -292,6 +292,62 @@ def test_a_client_gets_the_replies_of_a_loop_over_the_log(program: Any, log: Any
     assert (counted["aborted"], counted["committed"]) == (aborts, len(calls) - aborts)
 
 
+# --- the same, by hand ------------------------------------------------------------------------------------------------
+
+loops = App("loops")
+node = loops.operator("node")
+
+
+@node.register
+async def visit(ctx: Any, levels: int, fails: bool) -> list[Any]:
+    """Calls itself, on the same entity, and reads what that call left."""
+    before = ctx.get([])
+    ctx.put([*before, f"down {levels}"])
+    if levels:
+        await ctx.call(visit, ctx.key, levels - 1, fails)
+    elif fails:
+        raise Abort("at the bottom")
+    ctx.put([*ctx.get(), f"up {levels}"])
+    return ctx.get()  # type: ignore[no-any-return]
+
+
+@node.register
+def note(ctx: Any, text: str) -> None:
+    ctx.put([*ctx.get([]), text])
+
+
+@node.register
+async def order(ctx: Any) -> None:
+    ctx.call_async(note, "log", "first asynchronous")
+    await ctx.call(note, "log", "synchronous")
+    ctx.call_async(note, "log", "second asynchronous")
+    await ctx.call(nested_order, "other")
+
+
+@node.register
+async def nested_order(ctx: Any) -> None:
+    ctx.call_async(note, "log", "third asynchronous")
+    await ctx.call(note, "log", "nested synchronous")
+
+
+def test_an_entity_that_calls_itself_reads_what_the_call_wrote() -> None:
+    driver = Driver(loops)
+    trace = ["down 2", "down 1", "down 0", "up 0", "up 1", "up 2"]
+    assert driver.call(0, "a", visit, "k", 2, False).unwrap() == trace
+    aborted = driver.call(1, "b", visit, "k", 3, True)
+    assert outcome(aborted) == ("aborted", "Abort", "at the bottom", "node.visit", "k")
+    assert driver.state() == {("node", "k"): trace}
+
+
+def test_asynchronous_calls_run_after_the_root_in_the_order_made() -> None:
+    driver = Driver(loops)
+    driver.call(0, "a", order, "k")
+    calls = ["synchronous", "nested synchronous"]
+    assert driver.state() == {
+        ("node", "log"): [*calls, "first asynchronous", "second asynchronous", "third asynchronous"]
+    }
+
+
 # --- request ids ------------------------------------------------------------------------------------------------------
 
 counters = App("counters")

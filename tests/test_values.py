@@ -206,6 +206,7 @@ def test_a_value_that_was_sealed_can_always_be_unsealed() -> None:
     [
         pytest.param(datetime.datetime(2024, 10, 27, 2, 30, fold=1), id="fold"),
         pytest.param(datetime.datetime(2024, 7, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Zurich")), id="zone"),
+        pytest.param(datetime.datetime(2024, 7, 1, tzinfo=datetime.timezone(datetime.timedelta(0), "Z")), id="name"),
     ],
 )
 def test_a_datetime_is_carried_with_its_zone_and_fold_or_refused(value: datetime.datetime) -> None:
@@ -213,7 +214,7 @@ def test_a_datetime_is_carried_with_its_zone_and_fold_or_refused(value: datetime
         back = VALUES.unseal(VALUES.seal(value))
     except BadValue:
         return
-    assert (back, back.fold, back.tzinfo) == (value, value.fold, value.tzinfo)
+    assert (back, back.fold, back.tzinfo, back.tzname()) == (value, value.fold, value.tzinfo, value.tzname())
 
 
 # --- nothing is shared ------------------------------------------------------------------------------------------------

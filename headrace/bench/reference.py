@@ -37,10 +37,10 @@ class BareContext:
                 self.state[key] = before
 
 
-Calls = Sequence[tuple[Callable[..., Any], Any, tuple[Any, ...]]]
+Work = Sequence[tuple[Callable[..., Any], Any, tuple[Any, ...]]]
 
 
-def run_plain(state: dict[Any, Any], calls: Calls) -> list[Any]:
+def run_plain(state: dict[Any, Any], calls: Work) -> list[Any]:
     """Plain functions."""
     context = BareContext(state)
     undo, queue, results = context.undo, context.queue, []
@@ -60,7 +60,7 @@ def run_plain(state: dict[Any, Any], calls: Calls) -> list[Any]:
     return results
 
 
-def run_coroutines(state: dict[Any, Any], calls: Calls) -> list[Any]:
+def run_coroutines(state: dict[Any, Any], calls: Work) -> list[Any]:
     """`async def` functions that await nothing, driven by `send`."""
     context = BareContext(state)
     undo, queue, results = context.undo, context.queue, []

@@ -76,6 +76,8 @@ def call(
     """Call a function of a running app, and print the result. Exit code 1: it aborted; 2: it was refused."""
     from headrace.cli.serve import post
 
+    if int_key and not key.removeprefix("-").isdecimal():
+        raise typer.BadParameter(f"{key!r} is no number", param_hint="KEY")
     status, answer = post(url, function, int(key) if int_key else key, args or [], request_id)
     print(json.dumps(answer.get("result") if status == "ok" else answer))
     raise typer.Exit({"ok": 0, "aborted": 1}.get(status, 2))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.epoch import FINAL, Epoch
-from headrace.wire.messages import Answers, Failure, RequestIds
+from headrace.wire.messages import Answers, Failure, RequestIds, with_refused
 
 
 class Submission:
@@ -57,18 +57,4 @@ class Submission:
             tids += epoch.tids[start:stop]
             epochs += [epoch.number] * (stop - start)
             results += epoch.results[start:stop]
-        if self.refused:
-            return self._with_refused(tids, epochs, results, failures)
-        return Answers(self.ids, tids, epochs, results, failures)
-
-    def _with_refused(
-        self, tids: list[int | None], epochs: list[int | None], results: list[Any], failures: dict[int, Failure]
-    ) -> Answers:
-        """Put the rows that were refused at the gate back in their places."""
-        rows = [at for at in range(len(tids) + len(self.refused)) if at not in self.refused]
-        moved = {rows[at]: failure for at, failure in failures.items()} | self.refused
-        for at in sorted(self.refused):
-            tids.insert(at, None)
-            epochs.insert(at, None)
-            results.insert(at, None)
-        return Answers(self.ids, tids, epochs, results, moved)
+        return with_refused(Answers(self.ids, tids, epochs, results, failures), self.ids, self.refused)

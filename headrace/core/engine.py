@@ -68,7 +68,7 @@ class Engine:
         self.config = config or Config()
         self.program = Program(app, self.config)
         self.ledger = Ledger(self.config)
-        self.sources = SourceBatches()
+        self.sources = SourceBatches(self.config)
         self.sequencing = Sequencing(self.config)
         self.executor = SerialExecutor(self.program)
         self.waiting: list[Submission] = []
@@ -83,7 +83,7 @@ class Engine:
                     self._take(now_us, token, batch)
                 except StreamError as error:
                     effects.append(Refuse(token, error))
-        while self.sequencing.due(now_us):
+        if self.sequencing.is_due(now_us):
             self._run(self._close(now_us))
         self._answer(effects)
         self.ledger.forget(now_us)
@@ -94,7 +94,7 @@ class Engine:
     # --- ingress and sequencing ---
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
-        submission = Submission(token, batch.all_ids, batch.refused)
+        submission = Submission(token, batch.given_ids, batch.refused)
         ran = self.sources.take(batch.source, submission) if batch.source is not None else None
         if ran is not None:
             submission = ran.again(token)
@@ -139,7 +139,7 @@ class Engine:
             submission.add(epoch, start, len(epoch))
             if done == len(batch) and batch.source is None:
                 epoch.ids.append(batch.ids)
-            if len(epoch) >= self.config.epoch_transactions_max:
+            if self.sequencing.is_full():
                 self._run(self._close(now_us))
 
     def _close(self, now_us: int) -> Epoch:

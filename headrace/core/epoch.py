@@ -53,7 +53,7 @@ class Batch:
     """Admitted calls that came together, as columns; some may turn out to be repeats. Rows refused at the gate are
     not among the columns, but their places and reasons are kept for the answers."""
 
-    __slots__ = ("all_ids", "args", "entries", "ids", "keys", "refused", "source")
+    __slots__ = ("args", "entries", "given_ids", "ids", "keys", "refused", "source")
 
     def __init__(
         self,
@@ -62,14 +62,15 @@ class Batch:
         keys: list[Key],
         args: list[Args],
         refused: dict[int, Failure] | None = None,
+        source: tuple[str, int] | None = None,
     ) -> None:
-        self.all_ids, self.entries, self.keys, self.args = ids, entries, keys, args
+        self.entries, self.keys, self.args = entries, keys, args
         self.refused = refused or {}
-        self.ids = ids
+        self.given_ids = self.ids = ids  # given: of all rows; ids: of those that were not refused
         if self.refused:
             count = len(keys) + len(self.refused)
             self.ids = [id_of(ids, at) for at in range(count) if at not in self.refused]
-        self.source: tuple[str, int] | None = None  # (query id, batch id): taken once as a whole, no ids to keep
+        self.source = source  # (query id, batch id): taken once as a whole, so its rows' ids are not kept
 
     def __len__(self) -> int:
         return len(self.keys)

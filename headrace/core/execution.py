@@ -2,7 +2,8 @@
 
 Rules:
 1. A synchronous call runs at once; asynchronous calls run after the root has returned, in the order they were made,
-   as one queue per transaction. The first exception in that order aborts the transaction and is its reply.
+   as one queue per transaction, and what they return is dropped unseen. The first exception in that order aborts the
+   transaction and is its reply.
 2. A call has its entity's state in hand while it runs; it is stored when the call returns or waits. What was there
    before goes to the undo log; an abort puts it back, latest first. Nothing runs twice, no read or write sets.
 3. An exception that leaves a function aborts the transaction: no caller can catch it, wherever it runs.
@@ -189,7 +190,7 @@ class SerialContext(Context):
 
     def retire(self) -> None:
         """Nothing that is still done with this context reaches anybody."""
-        self._transaction = Transaction(0, 0)
+        self._transaction = Transaction(1 << 62, 1 << 62)
         self._queue = self._transaction.queue
 
 
@@ -275,6 +276,7 @@ class SerialExecutor:
                 results.append(result)
             except BaseException as error:
                 failure = self._failure(error, entry, key)
+                self._retire(context)
                 self._roll_back()
                 epoch.failures[len(results)] = failure
                 results.append(None)
@@ -317,8 +319,7 @@ class SerialExecutor:
             self.raised_in = (context.entry, context.key)
             for waiting, suspended in [(context, coroutine), *reversed(frames)]:
                 if suspended is not None:
-                    self._keep_waiting(waiting)
-                    waiting.retire()  # whatever the function still does, in `finally` say, is in vain
+                    self._retire(waiting)
                     with contextlib.suppress(BaseException):
                         suspended.close()
             raise
@@ -333,6 +334,11 @@ class SerialExecutor:
         """A call keeps its context while it waits: the next call of the function gets another one."""
         if context.entry.context is context:
             context.entry.bind(self._context(context.entry))
+
+    def _retire(self, context: SerialContext) -> None:
+        """A call failed: whatever its function still does, in a `finally` say, is in vain."""
+        self._keep_waiting(context)
+        context.retire()
 
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
@@ -356,13 +362,9 @@ class SerialExecutor:
     def _failure(self, error: BaseException, entry: Entry, key: Key) -> Failure:
         if self.raised_in is not None:
             (entry, key), self.raised_in = self.raised_in, None
-        doom = self.transaction.doom
-        if doom is not None:  # a limit was reached before whatever happened after it
-            error, entry, key = doom
-        if isinstance(error, MemoryError | RecursionError):
-            error = Poisoned(f"{type(error).__name__}: {describe(error)}")
-        code = error.code if isinstance(error, HeadraceError) else "aborted"
-        return Failure(code, type(error).__name__[:NAME_CHARACTERS_MAX], describe(error), entry.name, key)
+        if self.transaction.doom is not None:  # a limit was reached before whatever happened after it
+            error, entry, key = self.transaction.doom
+        return Failure(*describe(error), entry.name, key)
 
 
 def put_back(table: Table, key: Key, state: Any) -> None:
@@ -372,12 +374,21 @@ def put_back(table: Table, key: Key, state: Any) -> None:
         table[key] = state
 
 
-def describe(error: BaseException) -> str:
-    """The message of an exception that may be anything: bounded, valid, and there even if its `__str__` fails."""
-    try:
-        text = str(error)
-    except BaseException:
-        text = f"<a {type(error).__name__} without a message>"
-    if len(text) > MESSAGE_CHARACTERS_MAX:
-        text = text[:MESSAGE_CHARACTERS_MAX] + "…"
-    return text.encode("utf-8", "replace").decode()
+def describe(error: BaseException) -> tuple[str, str, str]:
+    """Code, type and message of an exception that may be anything, also one that breaks when it is looked at."""
+    kind, code, name, text = type(error), "aborted", "Exception", "<an exception without a message>"
+    with contextlib.suppress(BaseException):
+        code = kind.code if issubclass(kind, HeadraceError) and type(kind.code) is str else code
+    with contextlib.suppress(BaseException):
+        name = fit(kind.__name__, NAME_CHARACTERS_MAX)
+    with contextlib.suppress(BaseException):
+        text = fit(str(error), MESSAGE_CHARACTERS_MAX)
+    if issubclass(kind, MemoryError | RecursionError):
+        return Poisoned.code, Poisoned.__name__, f"{name}: {text}"
+    return code, name, text
+
+
+def fit(text: str, characters_max: int) -> str:
+    """Bounded and valid."""
+    cut = text if len(text) <= characters_max else text[:characters_max] + "…"
+    return str.encode(cut, "utf-8", "replace").decode()

@@ -41,6 +41,10 @@ class Admission:
 
     def admit(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
         """Calls are `(function, key, *args)`. Those that may not run are refused in the batch."""
+        if not isinstance(ids, str):
+            ids = list(ids)
+            if len(ids) != len(calls):
+                raise BadRequest(f"{len(ids)} request ids for {len(calls)} calls")
         try:
             functions = {call[0] for call in calls}
             if len(functions) == 1 and set(map(type, calls)) == {tuple}:
@@ -50,17 +54,29 @@ class Admission:
             pass
         return self._admit_rows(ids, [take_apart(call) for call in calls])
 
-    def admit_columns(self, ids: RequestIds, function: Any, keys: list[Any], args: list[Args]) -> Batch:
+    def admit_columns(
+        self,
+        ids: RequestIds,
+        function: Any,
+        keys: list[Any],
+        args: list[Args],
+        source: tuple[str, int] | None = None,
+    ) -> Batch:
         """One function for many keys: checked in columns, and one by one only if something does not fit."""
         try:
             entry = self.program.find(function)
             if keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
-                return Batch(ids, [entry] * len(keys), keys, args)
+                return Batch(ids, [entry] * len(keys), keys, args, source=source)
         except UnknownFunction:
             pass
-        return self._admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)])
+        return self._admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)], source)
 
-    def _admit_rows(self, ids: RequestIds, calls: list[tuple[Any, Any, Any] | BadRequest]) -> Batch:
+    def _admit_rows(
+        self,
+        ids: RequestIds,
+        calls: list[tuple[Any, Any, Any] | BadRequest],
+        source: tuple[str, int] | None = None,
+    ) -> Batch:
         entries: list[Entry] = []
         keys: list[Key] = []
         arguments: list[Args] = []
@@ -82,7 +98,7 @@ class Admission:
                 entries.append(entry)
                 keys.append(key)
                 arguments.append(args)
-        return Batch(ids, entries, keys, arguments, refused)
+        return Batch(ids, entries, keys, arguments, refused, source)
 
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max
@@ -99,8 +115,9 @@ class Admission:
 class SourceBatches:
     """The last batch of each streaming query: a batch is taken once, whatever its source repeats."""
 
-    def __init__(self) -> None:
-        self.last: dict[str, tuple[int, Submission | None]] = {}
+    def __init__(self, config: Config) -> None:
+        self.queries_max = config.queries_max
+        self.last: dict[str, tuple[int, Submission | None]] = {}  # the query that was quiet for longest comes first
 
     def take(self, source: tuple[str, int], submission: Submission) -> Submission | None:
         """None if the batch is new, and from now on it is not; else the submission that ran."""
@@ -113,7 +130,10 @@ class SourceBatches:
                 f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of "
                 "this app, whose state is gone. Start the query with a new checkpoint location"
             )
+        self.last.pop(query, None)
         self.last[query] = (batch, submission)
+        if len(self.last) > self.queries_max:
+            del self.last[next(iter(self.last))]
         return None
 
 

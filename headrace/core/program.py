@@ -4,7 +4,8 @@ Decides whether a call may be made (names, keys, arguments), for calls from outs
 
 Rules:
 1. Arguments that are all scalars are handed on as they are; if any of them is not, the whole tuple is encoded.
-2. Annotations are enforced, never coerced: an argument fits or the call is refused.
+2. Annotations are enforced, never coerced: an argument fits or the call is refused. Of a record only the class is
+   checked: its fields are its author's.
 
 Never here: which transaction calls, or when.
 """
@@ -20,10 +21,10 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config
-from headrace.errors import BadArguments, BadKey, BadValue, ModelError, TooLarge, UnknownFunction
+from headrace.errors import BadArguments, BadValue, ModelError, TooLarge, UnknownFunction
 from headrace.model.app import App, hints_of
 from headrace.model.operator import Function
-from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, shown
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown
 
 MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
 
@@ -86,22 +87,7 @@ class Program:
             return False
 
     def check_key(self, key: Any) -> None:
-        kind = type(key)
-        if kind is str:
-            try:
-                size = len(key) if key.isascii() else len(key.encode())
-            except UnicodeEncodeError:
-                raise BadKey(f"the key {shown(key)} is not valid Unicode") from None
-        elif kind is bytes:
-            size = len(key)
-        elif kind is int:
-            if not INT_MIN <= key <= INT_MAX:
-                raise BadKey(f"the key {shown(key)} does not fit into 64 bits")
-            return
-        else:
-            raise BadKey(f"a key is a str, an int or bytes, not {shown(key)} ({kind.__name__})")
-        if size > self.config.key_bytes_max:
-            raise BadKey(f"a key of {size} bytes is over the limit of {self.config.key_bytes_max}: {shown(key)}")
+        check_key(key, self.config.key_bytes_max)
 
 
 class Entry:
@@ -114,7 +100,6 @@ class Entry:
         "fits",
         "function",
         "is_plain",
-        "is_sealed",
         "name",
         "operator",
         "run",
@@ -126,7 +111,6 @@ class Entry:
     def __init__(self, function: Function, table: Table, values: Values, twin: Entry | None = None) -> None:
         self.function, self.table, self.operator = function, table, function.operator
         self.name, self.body, self.is_plain = function.full_name, function.body, not function.is_async
-        self.is_sealed = twin is not None
         if twin is None:
             self.signature = Signature(function, values)
             self.fits = self.signature.compile_fits()
@@ -178,7 +162,7 @@ class Signature:
             float: "type({0}) is float",
             bool: "type({0}) is bool",
         }
-        if not self.is_scalar:
+        if not self.is_scalar or self._text_max(len(self.hints)) < 0:
             return self._fits_scalars if self._takes_anything() else never
         if not self.most:
             return operator.not_
@@ -220,7 +204,7 @@ def fits(args):
         if not self.takes(len(args)):
             return False
         each_max = self._text_max(len(args))
-        return all(
+        return each_max >= 0 and all(
             type(arg) in KEPT
             or (type(arg) is int and INT_MIN <= arg <= INT_MAX)
             or (type(arg) is str and arg.isascii() and len(arg) <= each_max)
@@ -288,7 +272,7 @@ def conforms(value: Any, hint: Any) -> bool:
         return True
     try:
         return agree(msgspec.convert(value, hint, strict=True), value)
-    except (msgspec.ValidationError, RecursionError):
+    except Exception:  # a conversion may run the __post_init__ of a user's class
         return False
 
 
@@ -309,7 +293,7 @@ def agree(converted: Any, value: Any) -> bool:
 def why(value: Any, hint: Any) -> str:
     try:
         same = msgspec.convert(value, hint, strict=True)
-    except (msgspec.ValidationError, RecursionError) as error:
+    except Exception as error:
         return f": {error}"
     return f": it would have to be changed into {shown(same)}"
 
@@ -319,5 +303,5 @@ def converted(value: Any, hint: Any) -> Any:
         return value
     try:
         return msgspec.convert(value, hint, strict=True)
-    except (msgspec.ValidationError, RecursionError):
+    except Exception:
         return value

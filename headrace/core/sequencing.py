@@ -2,8 +2,8 @@
 
 Rules:
 1. `tid = sid + lc * n_seq`: sequencer `sid` of `n_seq` counts by itself (Styx 5.1), and no two give the same TID.
-2. After each epoch every sequencer moves up to the largest counter seen, so that an idle one does not hand out TIDs
-   below those that others have used (Styx 5.1, balancing).
+2. Where there are several, after each epoch every one moves up to the largest counter seen, so that an idle one does
+   not hand out TIDs below those that others have used (Styx 5.1, balancing).
 3. An epoch closes when it is full, or `epoch_interval_us` after its first transaction.
 
 Never here: what the transactions do.
@@ -38,9 +38,10 @@ class Sequencer:
         """After an epoch: go on from the largest counter of all sequencers."""
         self.lc = max(self.lc, largest_lc)
 
-    def resize(self, sid: int, n_seq: int, largest_tid: int) -> None:
-        """The number of sequencers changes: start above every TID given so far."""
-        self.__init__(sid, n_seq, -(-largest_tid // n_seq))  # type: ignore[misc]
+    @classmethod
+    def above(cls, sid: int, n_seq: int, largest_tid: int) -> Sequencer:
+        """A sequencer for a new number of them: it starts above every TID given so far."""
+        return cls(sid, n_seq, -(-largest_tid // n_seq))
 
 
 class Sequencing:
@@ -63,10 +64,11 @@ class Sequencing:
         epoch.args += batch.args[start:stop]
         return stop - start
 
-    def due(self, now_us: int) -> bool:
-        """Shall the open epoch close now?"""
-        size = len(self.open)
-        return size >= self.transactions_max or (size > 0 and now_us >= self.open.opened_us + self.interval_us)
+    def is_full(self) -> bool:
+        return len(self.open) >= self.transactions_max
+
+    def is_due(self, now_us: int) -> bool:
+        return len(self.open) > 0 and now_us >= self.open.opened_us + self.interval_us
 
     def close(self, now_us: int) -> Epoch:
         """Close the open epoch: its transactions get their TIDs. The next one opens."""

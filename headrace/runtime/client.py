@@ -20,8 +20,6 @@ from headrace.model.operator import Function
 from headrace.wire.messages import Answers, Failure, RequestIds, id_of
 from headrace.wire.values import shown
 
-Call = Sequence[Any]  # (function, key, *args)
-
 
 class Reply(msgspec.Struct, frozen=True):
     """What became of one request."""
@@ -104,7 +102,7 @@ class Client(ABC):
         self._name, self._numbers = uuid.uuid4().hex, itertools.count(1)
 
     @abstractmethod
-    def submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
+    def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
         """Send a batch on its way. With `wait`, wait for room; without, raise `Overloaded` if there is none."""
 
     def call(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
@@ -116,12 +114,12 @@ class Client(ABC):
         future = self._one(function, key, args, request_id, wait=False)
         return (await asyncio.wrap_future(future))[0].unwrap()
 
-    def batch(self, calls: Sequence[Call], *, request_id: str | None = None) -> Replies:
+    def batch(self, calls: Sequence[Any], *, request_id: str | None = None) -> Replies:
         """Run many calls, `(function, key, *args)` each, in this order. Each is a transaction of its own; none raises.
         With `request_id="x"` the requests have the ids "x/0", "x/1" and so on."""
         return self._many(calls, request_id, wait=True).result()
 
-    async def abatch(self, calls: Sequence[Call], *, request_id: str | None = None) -> Replies:
+    async def abatch(self, calls: Sequence[Any], *, request_id: str | None = None) -> Replies:
         """The same, awaited."""
         return await asyncio.wrap_future(self._many(calls, request_id, wait=False))
 
@@ -130,7 +128,7 @@ class Client(ABC):
     ) -> Future[Replies]:
         return self.submit([self.id_or_new(request_id)], [(function, key, *args)], wait)
 
-    def _many(self, calls: Sequence[Call], request_id: str | None, wait: bool) -> Future[Replies]:
+    def _many(self, calls: Sequence[Any], request_id: str | None, wait: bool) -> Future[Replies]:
         return self.submit(self.id_or_new(request_id), list(calls), wait)
 
     def id_or_new(self, given: str | None) -> str:

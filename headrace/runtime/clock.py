@@ -8,6 +8,7 @@ from collections.abc import Callable
 Clock = Callable[[], int]
 
 
-def system_clock() -> int:
-    """Microseconds since 1970."""
-    return time.time_ns() // 1_000
+def system_clock() -> Clock:
+    """Microseconds since 1970, as the machine has it now; and from then on it never goes back."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda: (offset_ns + time.monotonic_ns()) // 1_000

@@ -6,8 +6,9 @@
     GET  /v1/app     operators and functions
     GET  /metrics    /health
 
-A status of 200 has a result; 409 and "aborted" means it ran and was undone; anything else was refused and changed
-nothing. Binds to loopback: there is no authentication yet.
+A status of 200 has a result; 409 and "aborted" means it ran and was undone; "refused" changed nothing, except under
+the code "answer_too_large": the calls ran, and only their answers could not be sent. Binds to loopback: there is no
+authentication yet.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from headrace.core.ingress import failure_of
-from headrace.errors import REFUSALS, BadKey, BadMessage, BadRequest, Forbidden, HeadraceError, TooLarge
+from headrace.errors import REFUSALS, AnswerTooLarge, BadKey, BadMessage, BadRequest, Forbidden, HeadraceError, TooLarge
 from headrace.runtime.client import Reply
 from headrace.runtime.inprocess import Runtime
 from headrace.wire import codec
@@ -75,7 +76,7 @@ def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", 
             raise BadMessage(f"not a call: {error}") from None
         entry = program.find(wanted.function)
         args = entry.signature.convert(wanted.args)
-        ids = [wanted.request_id or runtime.client.new_id()]
+        ids = [runtime.client.id_or_new(wanted.request_id)]
         submitted = runtime.client.submit(ids, [(entry.function, wanted.key, *args)], wait=False)
         replies = await asyncio.wrap_future(submitted)
         return json(*reply_in_json(replies[0]))
@@ -88,16 +89,24 @@ def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", 
         sizes = {len(message.functions), len(message.keys), len(message.args)}
         if len(sizes) > 1 or (isinstance(message.ids, list) and {len(message.ids)} != sizes):
             raise BadMessage("the columns of the message differ in length")
-        rows = zip(message.functions, message.keys, map(program.values.decode, message.args), strict=True)
+        arguments = [program.values.decode(args) for args in message.args]
+        if not set(map(type, arguments)) <= {tuple}:
+            raise BadMessage("the arguments of a call are a tuple")
+        rows = zip(message.functions, message.keys, arguments, strict=True)
         batch = [(function, key, *args) for function, key, args in rows]
         replies = await asyncio.wrap_future(runtime.client.submit(message.ids, batch, wait=False))
-        return Response(codec.encode(replies.answers), media_type=MSGPACK)
+        try:
+            return Response(codec.encode(replies.answers), media_type=MSGPACK)
+        except TooLarge as error:
+            raise AnswerTooLarge(
+                f"the calls ran, but {error}; ask for a few at a time, with their request ids"
+            ) from None
 
     @web.get("/v1/state/{operator}/{key}")
     async def state(operator: str, key: str, int_key: bool = False) -> Response:
         missing = object()
-        if int_key and not key.removeprefix("-").isdecimal():
-            raise BadKey(f"{key!r} is no number")
+        if int_key and (not key.removeprefix("-").isdecimal() or len(key) > 20):
+            raise BadKey(f"{key[:60]!r} is no number of 64 bits")
         found = await asyncio.to_thread(runtime.get, operator, int(key) if int_key else key, missing)
         return json({"state": None if found is missing else found, "exists": found is not missing})
 

@@ -7,6 +7,7 @@ epochs grow with the load.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from headrace.core.program import MISSING, Args
 from headrace.errors import BadCall, BadRequest, ModelError, Overloaded, Stopped, UnknownFunction
 from headrace.model.app import App
 from headrace.model.operator import Function, Operator
-from headrace.runtime.client import Call, Client, Replies
+from headrace.runtime.client import Client, Replies
 from headrace.runtime.clock import Clock, system_clock
 from headrace.wire.messages import Answers, RequestIds
 from headrace.wire.values import shown
@@ -34,10 +35,10 @@ PATIENCE_S_MAX = 3_600.0
 class Runtime:
     """Runs an app in this process: `with Runtime(app) as runtime: runtime.client.call(transfer, "a", "b", 5)`."""
 
-    def __init__(self, app: App, config: Config | None = None, clock: Clock = system_clock) -> None:
+    def __init__(self, app: App, config: Config | None = None, clock: Clock | None = None) -> None:
         if not isinstance(app, App):
             raise ModelError(f"Runtime takes an App, not {shown(app)}")
-        self.app, self.config, self._clock = app, config or Config(), clock
+        self.app, self.config, self._clock = app, config or Config(), clock or system_clock()
         self.engine = Engine(app, self.config)
         self.admission = Admission(self.engine.program)
         self.client = LocalClient(self)
@@ -56,8 +57,13 @@ class Runtime:
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
         """Hand over admitted calls. The future has their answers."""
         rows, limit = len(batch), self.config.pending_transactions_max
+        if batch.source is not None:
+            limit = max(limit, rows)  # it cannot be split: it waits until it is alone
         if rows > limit:
             raise Overloaded(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
+        if batch.source is None and 0 < self.config.request_ids_max < rows:
+            kept = self.config.request_ids_max
+            raise Overloaded(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
         with self._room:
             self._check_alive()
             while self._pending + rows > limit:
@@ -97,13 +103,14 @@ class Runtime:
 
     def close(self) -> None:
         """Finish what was handed over, then stop."""
+        if threading.current_thread() is self._thread:
+            raise BadCall("a function cannot close its own runtime")
         with self._room:
             if not self._closed:
                 self._closed = True
                 self._inbox.put(None)
             self._room.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def __enter__(self) -> Runtime:
         return self
@@ -196,10 +203,11 @@ class Runtime:
                 self._timer_us = effect.at_us
                 continue
             del self._unanswered[effect.token]
-            if isinstance(effect, Answer):
-                effect.token.set_result(effect.answers)
-            else:
-                effect.token.set_exception(effect.error)
+            with contextlib.suppress(BaseException):  # of a client's callback; the result is set by then
+                if isinstance(effect, Answer):
+                    effect.token.set_result(effect.answers)
+                else:
+                    effect.token.set_exception(effect.error)
 
     def _fail_the_rest(self) -> None:
         reason = "the runtime is closed" if self._broken is None else f"the runtime stopped itself: {self._broken!r}"
@@ -236,7 +244,7 @@ class LocalClient(Client):
             self._runtime.admission.admit_columns(ids, function, list(keys), list(args)), wait=True
         ).result()
 
-    def submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
+    def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
         for request_id in [ids] if isinstance(ids, str) else ids:
             self._runtime.admission.check_id(request_id)
         return self._send(self._runtime.admission.admit(ids, calls), wait=wait)

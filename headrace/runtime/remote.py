@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 import urllib.parse
@@ -9,13 +10,15 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from headrace.errors import REFUSALS, BadMessage, BadRequest, Unreachable
+from headrace.config import Config
+from headrace.core.ingress import failure_of, take_apart
+from headrace.errors import REFUSALS, BadMessage, BadRequest, UnknownFunction, Unreachable
 from headrace.model.app import App
 from headrace.model.operator import Function
-from headrace.runtime.client import Call, Client, Replies
+from headrace.runtime.client import Client, Replies
 from headrace.wire import codec
-from headrace.wire.messages import Answers, Calls, RequestIds
-from headrace.wire.values import Values
+from headrace.wire.messages import Answers, Calls, Failure, RequestIds, id_of, with_refused
+from headrace.wire.values import Values, check_key, shown
 
 
 def connect(url: str = "http://127.0.0.1:8090", app: App | None = None) -> RemoteClient:
@@ -36,11 +39,35 @@ class RemoteClient(Client):
         self._pool = ThreadPoolExecutor(connections, thread_name_prefix="headrace-client")
         self._local = threading.local()
 
-    def submit(self, ids: RequestIds, calls: Sequence[Call], wait: bool) -> Future[Replies]:
-        names = [call[0].full_name if isinstance(call[0], Function) else call[0] for call in calls]
-        args = [self._values.encode(tuple(call[2:])) for call in calls]
-        message = codec.encode(Calls(ids, names, [call[1] for call in calls], args))
-        return self._pool.submit(self._exchange, message)
+    def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
+        """A call that cannot be put into words is refused here, the others are sent."""
+        names: list[str] = []
+        keys: list[Any] = []
+        arguments: list[bytes] = []
+        refused: dict[int, Failure] = {}
+        for position, call in enumerate(calls):
+            try:
+                name, key, args = self._encode(call)
+            except BadRequest as error:
+                refused[position] = failure_of(error)
+            else:
+                names.append(name)
+                keys.append(key)
+                arguments.append(args)
+        sent = [id_of(ids, at) for at in range(len(calls)) if at not in refused] if refused else ids
+        message = codec.encode(Calls(sent, names, keys, arguments))
+        return self._pool.submit(self._exchange, message, ids, refused)
+
+    def _encode(self, call: Any) -> tuple[str, Any, bytes]:
+        apart = take_apart(call)
+        if isinstance(apart, BadRequest):
+            raise apart
+        function, key, args = apart
+        name = function.full_name if isinstance(function, Function) else function
+        if type(name) is not str:
+            raise UnknownFunction(f"{shown(function)} is no registered function, nor the name of one")
+        check_key(key, Config().key_bytes_max)
+        return name, key, self._values.encode(args)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -51,23 +78,31 @@ class RemoteClient(Client):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange(self, message: bytes) -> Replies:
+    def _exchange(self, message: bytes, ids: RequestIds, refused: dict[int, Failure]) -> Replies:
         answer = codec.decode(self._post(message))
         if isinstance(answer, Answers):
-            return Replies(answer, self._values.unseal)
+            return Replies(with_refused(answer, ids, refused), self._values.unseal)
         if isinstance(answer, Calls):
             raise BadMessage("the server answered with a request")
         raise REFUSALS.get(answer.failure.code, BadRequest)(answer.failure.message)
 
     def _post(self, message: bytes) -> bytes:
-        connection: Any = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
-            self._local.connection = connection
+        """A connection is kept for the next call. One that the server has closed meanwhile is opened anew, once: the
+        request ids see to it that nothing runs twice."""
+        kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if kept is not None:
+            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+                return self._try_post(kept, message)
+        connection = self._local.connection = http.client.HTTPConnection(
+            self._host, self._port, timeout=self._timeout_s
+        )
         try:
-            connection.request("POST", "/v1/calls", message, {"Content-Type": "application/msgpack"})
-            return bytes(connection.getresponse().read())
-        except (TimeoutError, OSError, http.client.HTTPException) as error:
+            return self._try_post(connection, message)
+        except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._local.connection = None
             raise Unreachable(f"no answer from {self._url}: {error or type(error).__name__}") from None
+
+    def _try_post(self, connection: http.client.HTTPConnection, message: bytes) -> bytes:
+        connection.request("POST", "/v1/calls", message, {"Content-Type": "application/msgpack"})
+        return connection.getresponse().read()

@@ -48,11 +48,12 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
 def jvm_output_in_a_file() -> Iterator[None]:
     """The JVM greets on the error stream it is started with, whatever its log level: give it a file instead. What
     matters still reaches you, as an exception; if the start fails, the end of the file is told."""
-    path = Path(tempfile.gettempdir()) / f"headrace-spark-{os.getpid()}.log"
+    file, name = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
+    path = Path(name)
     sys.stderr.flush()
     own = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
+    os.dup2(file, 2)
+    os.close(file)
     try:
         yield
     except Exception as error:

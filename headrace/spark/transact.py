@@ -73,7 +73,7 @@ def transact(
     def run_batch(rows: DataFrame, batch_id: int) -> None:
         started.wait()
         try:
-            batch = admit(runtime, entry, rows.select(key, *args).toArrow(), query_id, batch_id)
+            batch = admit(runtime, entry, rows.select(*map(quoted, (key, *args))).toArrow(), query_id, batch_id)
             answers = runtime.submit(batch).result()
             if replies is not None:
                 replies(rows.sparkSession.createDataFrame(reply_table(answers, runtime)), batch_id)
@@ -100,6 +100,11 @@ def transact(
     return query
 
 
+def quoted(column: str) -> str:
+    """The name of a column, whatever is in it: Spark would take a.b for a field of a struct."""
+    return f"`{column.replace('`', '``')}`"
+
+
 def check_stream(df: DataFrame, entry: Entry, key: str, args: Sequence[str]) -> None:
     if not df.isStreaming:
         raise StreamError("transact runs on a streaming DataFrame (spark.readStream...), and this one is not")
@@ -118,9 +123,8 @@ def admit(runtime: Runtime, entry: Entry, table: pa.Table, query_id: str, batch_
     rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
     if not entry.signature.is_scalar:
         rows = list(map(entry.signature.convert, rows))
-    batch = runtime.admission.admit_columns(f"{query_id}/{batch_id}", entry.function, keys, rows)
-    batch.source = (query_id, batch_id)
-    return batch
+    source = (query_id, batch_id)
+    return runtime.admission.admit_columns(f"{query_id}/{batch_id}", entry.function, keys, rows, source)
 
 
 def in_python(column: pa.ChunkedArray) -> list[Any]:
@@ -148,7 +152,8 @@ def reply_table(answers: Answers, runtime: Runtime) -> pa.Table:
         status[at] = "refused" if answers.tids[at] is None else "aborted"
         results[at] = None
         error[at], kind[at], function[at] = failure.message, failure.type, failure.function
-        at_key[at] = failure.key.hex() if isinstance(failure.key, bytes) else failure.key and str(failure.key)
+        if failure.key is not None:
+            at_key[at] = failure.key.hex() if isinstance(failure.key, bytes) else str(failure.key)
     ids = [id_of(answers.ids, at) for at in range(count)]
     columns = [ids, answers.tids, answers.epochs, status, results, error, kind, function, at_key]
     return pa.table(

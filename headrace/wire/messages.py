@@ -45,6 +45,20 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
     failures: dict[int, Failure]
 
 
+def with_refused(answers: Answers, ids: RequestIds, refused: dict[int, Failure]) -> Answers:
+    """The answers with the rows back in their places that were refused before the others were sent."""
+    if not refused:
+        return answers
+    rows = [at for at in range(len(answers.tids) + len(refused)) if at not in refused]
+    failures = {rows[at]: failure for at, failure in answers.failures.items()} | refused
+    tids, epochs, results = list(answers.tids), list(answers.epochs), list(answers.results)
+    for at in sorted(refused):
+        tids.insert(at, None)
+        epochs.insert(at, None)
+        results.insert(at, None)
+    return Answers(ids, tids, epochs, results, failures)
+
+
 class Refusal(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
     """The whole message was refused."""
 

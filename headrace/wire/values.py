@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.msgpack import Ext
 
-from headrace.errors import BadRequest, BadValue, TooLarge
+from headrace.errors import BadKey, BadValue, TooLarge
 
 LOW, HIGH = -(1 << 30), 1 << 30  # CPython compares ints between them in one step: these take the fast paths
 INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
@@ -90,8 +90,8 @@ class Values:
         """Any value, scalars too, as bytes."""
         try:
             data = self._encode(self._lower(value, 0, [self.bytes_max]))
-        except (BadValue, TooLarge) as error:
-            raise type(error)(f"{self._culprit(value)}: {error}") from None
+        except BadValue as error:
+            raise BadValue(f"{self._culprit(value)}: {error}") from None
         if len(data) > self.bytes_max:
             raise TooLarge(f"a {type(value).__name__} of {len(data)} bytes is over the limit of {self.bytes_max}")
         return data
@@ -146,8 +146,8 @@ class Values:
         return key
 
     def _culprit(self, value: Any) -> str:
-        """The path to what could not be lowered: walked only once something could not."""
-        path = type(value).__name__
+        """The path to what could not be lowered: walked only once something could not, and not beyond the limit."""
+        path, room = type(value).__name__, [self.bytes_max]
         for depth in range(self.depth_max):
             record = self.records.get(type(value))
             steps: Iterable[tuple[str, Any]] = ()
@@ -159,10 +159,12 @@ class Values:
                 steps = ((f".{name}", getattr(value, name, None)) for name in record.fields)
             for step, item in steps:
                 try:
-                    self._lower(item, depth + 1, [self.bytes_max])
-                except BadRequest:
+                    self._lower(item, depth + 1, room)
+                except BadValue:
                     path, value = path + step, item
                     break
+                except TooLarge:
+                    return path
             else:
                 break
         return path
@@ -210,22 +212,50 @@ def refusal(kind: type) -> str:
     )
 
 
-def lower_datetime(value: datetime.datetime) -> tuple[str, int, int | None]:
-    """Its text without a zone, its fold, and the zone's offset in microseconds. Named zones change with the machine."""
+def lower_datetime(value: datetime.datetime) -> tuple[str, int, int | None, str | None]:
+    """Its text without a zone, its fold, the zone's offset in microseconds and the name it was given. A zone with rules
+    is not carried: they change with the machine."""
     zone = value.tzinfo
     if zone is not None and type(zone) is not datetime.timezone:
         raise BadValue(
             f"a datetime in a {type(zone).__name__}: only fixed offsets travel, as in .astimezone(datetime.UTC)"
         )
-    offset_us = None if zone is None else zone.utcoffset(None) // datetime.timedelta(microseconds=1)
-    return value.replace(tzinfo=None).isoformat(), value.fold, offset_us
+    text = value.replace(tzinfo=None).isoformat()
+    if zone is None:
+        return text, value.fold, None, None
+    offset = zone.utcoffset(None)
+    name = zone.tzname(None)
+    is_plain = name == datetime.timezone(offset).tzname(None)
+    return text, value.fold, offset // datetime.timedelta(microseconds=1), None if is_plain else name
 
 
-def raise_datetime(text: str, fold: int, offset_us: int | None) -> datetime.datetime:
+def raise_datetime(text: str, fold: int, offset_us: int | None, name: str | None) -> datetime.datetime:
     value = datetime.datetime.fromisoformat(text).replace(fold=fold)
     if offset_us is None:
         return value
-    return value.replace(tzinfo=datetime.timezone(datetime.timedelta(microseconds=offset_us)))
+    offset = datetime.timedelta(microseconds=offset_us)
+    zone = datetime.timezone(offset) if name is None else datetime.timezone(offset, name)
+    return value.replace(tzinfo=zone)
+
+
+def check_key(key: Any, bytes_max: int) -> None:
+    """A key is a str, an int of 64 bits or bytes, exactly: 1, 1.0 and True would be one key in a dict."""
+    kind = type(key)
+    if kind is str:
+        try:
+            size = len(key) if key.isascii() else len(key.encode())
+        except UnicodeEncodeError:
+            raise BadKey(f"the key {shown(key)} is not valid Unicode") from None
+    elif kind is bytes:
+        size = len(key)
+    elif kind is int:
+        if not INT_MIN <= key <= INT_MAX:
+            raise BadKey(f"the key {shown(key)} does not fit into 64 bits")
+        return
+    else:
+        raise BadKey(f"a key is a str, an int or bytes, not {shown(key)} ({kind.__name__})")
+    if size > bytes_max:
+        raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
 
 
 def record_of(cls: type) -> Record:

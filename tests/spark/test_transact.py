@@ -254,6 +254,17 @@ def test_structs_maps_decimals_and_timestamps_arrive_as_the_annotated_types(
     assert json.loads(sink.rows[0].result) == "3.75"
 
 
+def test_columns_may_have_any_name_and_keys_may_be_zero(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
+    from headrace.spark import transact
+
+    write(tmp_path / "in", "0.json", [{"from.id": 0, "the `to`": "b", "n": 5}])
+    df = stream(spark, tmp_path / "in", "`from.id` long, `the ``to``` string, n long")
+    sink = Collect()
+    columns = ["the `to`", "n"]
+    run(transact(df, transfer, key="from.id", args=columns, runtime=runtime, replies=sink, trigger=AVAILABLE))
+    assert [(row.status, row.key, row.error) for row in sink.rows] == [("aborted", "0", "0 lacks 5")]
+
+
 def test_what_is_wrong_with_a_stream_is_said_before_it_starts(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
     from headrace.spark import transact
 
