@@ -237,7 +237,7 @@ class SerialExecutor:
                     except StopIteration as stop:
                         result = stop.value
                     else:
-                        before, result = self._drive(context, before, result, awaited)
+                        before, result = self._drive(context, key, before, result, awaited)
                 if type(result) is not int or not LOW < result < HIGH:
                     result = seal(result)
                 state = context.state
@@ -260,7 +260,7 @@ class SerialExecutor:
                         except StopIteration:
                             pass
                         else:
-                            before, _ = self._drive(context, before, returned, awaited)
+                            before, _ = self._drive(context, key, before, returned, awaited)
                     state = context.state
                     if state is not before:
                         if call is not queue[-1] or transaction.is_marked:
@@ -282,22 +282,22 @@ class SerialExecutor:
                 results.append(None)
         epoch.phase = FINAL
 
-    def _drive(self, context: SerialContext, before: Any, coroutine: Any, awaited: Any) -> tuple[Any, Any]:
+    def _drive(self, context: SerialContext, key: Key, before: Any, coroutine: Any, awaited: Any) -> tuple[Any, Any]:
         """Go on with a coroutine that awaits something: to its end, and with all that it awaits. Returns its entity's
         state as stored, and its result.
 
         The callers wait in `frames`, not on Python's stack, so that only `depth_max` limits them."""
-        frames: list[tuple[SerialContext, Any]] = []
+        frames: list[tuple[SerialContext, Key, Any]] = []
         try:
             while True:
                 self._check_await(context, awaited, len(frames))
-                self._store(context, before)
+                self._store(context, key, before)
                 self._keep_waiting(context)
-                frames.append((context, coroutine))
-                entry, coroutine = awaited.entry, None
+                frames.append((context, key, coroutine))
+                entry, key, coroutine = awaited.entry, awaited.key, None
                 context = entry.context
-                context.key = awaited.key
-                context.state = before = entry.table.get(awaited.key, MISSING)
+                context.key = key
+                context.state = before = entry.table.get(key, MISSING)
                 answer = entry.run(*awaited.args)
                 if not entry.is_plain:
                     coroutine, answer = answer, None
@@ -311,24 +311,24 @@ class SerialExecutor:
                     if not frames:
                         return before, answer
                     # A call has ended: its caller goes on, with its own entity's state as it is now.
-                    self._store(context, before)
+                    self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))  # they share nothing
-                    context, coroutine = frames.pop()
-                    context.state = before = context.entry.table.get(context.key, MISSING)
+                    context, key, coroutine = frames.pop()
+                    context.state = before = context.entry.table.get(key, MISSING)
         except BaseException:
-            self.raised_in = (context.entry, context.key)
-            for waiting, suspended in [(context, coroutine), *reversed(frames)]:
+            self.raised_in = (context.entry, key)
+            for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
+                self._retire(waiting)
                 if suspended is not None:
-                    self._retire(waiting)
                     with contextlib.suppress(BaseException):
                         suspended.close()
             raise
 
-    def _store(self, context: SerialContext, before: Any) -> None:
+    def _store(self, context: SerialContext, key: Key, before: Any) -> None:
         if context.state is not before:
             table = context.entry.table
-            self.transaction.undo.append((table, context.key, before))
-            put_back(table, context.key, context.state)
+            self.transaction.undo.append((table, key, before))
+            put_back(table, key, context.state)
 
     def _keep_waiting(self, context: SerialContext) -> None:
         """A call keeps its context while it waits: the next call of the function gets another one."""
