@@ -32,7 +32,7 @@ $(READY): pyproject.toml
 	@echo "Installing into .venv (PySpark is 450 MB: this takes a minute or two) ..."
 	$(PYTHON) -m venv .venv || { echo "This python3 cannot make virtual environments: on Debian or Ubuntu, apt install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	$(BIN)/python -m headrace.spark.java --install
+	$(BIN)/headrace doctor --quick --install-java --port 0
 	@touch $@
 
 clean:

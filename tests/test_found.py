@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headrace import Abort, App, Config, Context, HeadraceError, Runtime
-from headrace.errors import BadCall, BadRequest, Overloaded
+from headrace.errors import BadCall, BadRequest, TooLarge
 
 app = App("found")
 item = app.operator("item")
@@ -150,7 +150,7 @@ def test_more_request_ids_than_calls_are_refused(runtime: Runtime) -> None:
 
 def test_a_batch_larger_than_the_ids_that_are_kept_is_refused_rather_than_half_forgotten() -> None:
     with Runtime(app, Config(request_ids_max=100)) as runtime:
-        with pytest.raises(Overloaded, match="only 100 request ids are kept"):
+        with pytest.raises(TooLarge, match="only 100 request ids are kept"):
             runtime.client.batch([(add, "a", 1)] * 101, request_id="x")
         for _ in range(2):
             runtime.client.batch([(add, "a", 1)] * 100, request_id="x")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Runtime
 from headrace.core.sequencing import TID_MAX, Sequencer
-from headrace.errors import ModelError, Overloaded, Stopped, StreamError
+from headrace.errors import ModelError, Overloaded, Stopped, StreamError, TooLarge
 from tests.driver import Driver
 
 MANY = settings.default.max_examples  # type: ignore[union-attr]
@@ -331,7 +331,7 @@ def test_without_room_a_task_is_told_and_a_thread_waits() -> None:
 
 def test_a_batch_that_never_fits_is_refused_as_a_whole() -> None:
     with Runtime(bank, Config(pending_transactions_max=3)) as runtime:
-        with pytest.raises(Overloaded):
+        with pytest.raises(TooLarge):
             runtime.client.batch([(deposit, "k", 1)] * 4)
         assert runtime.client.batch([(deposit, "k", 1)] * 3).results == [1, 2, 3]
 

@@ -40,21 +40,32 @@ class Submission:
         return self.last is None or self.last.phase == FINAL  # epochs become final in their order
 
     def answers(self) -> Answers:
-        tids: list[int | None] = []
+        tids: list[int | None] | range = range(0)  # a range as long as they have no gaps
         epochs: list[int | None] = []
         results: list[Any] = []
         failures: dict[int, Failure] = {}
         for epoch, start, stop in self.stretches:
             if isinstance(epoch, Failure):
                 failures[len(tids)] = epoch
-                tids.append(None)
+                tids = [*tids, None]
                 epochs.append(None)
                 results.append(None)
                 continue
             if epoch.failures:
                 at = len(tids) - start
                 failures.update((at + row, why) for row, why in epoch.failures.items() if start <= row < stop)
-            tids += epoch.tids[start:stop]
+            tids = join(tids, epoch.tids[start:stop])
             epochs += [epoch.number] * (stop - start)
             results += epoch.results[start:stop]
         return with_refused(Answers(self.ids, tids, epochs, results, failures), self.ids, self.refused)
+
+
+def join(tids: list[int | None] | range, more: range) -> list[int | None] | range:
+    if isinstance(tids, list):
+        tids += more
+        return tids
+    if not tids:
+        return more
+    if not more or (tids.step == more.step and tids[-1] + tids.step == more[0]):
+        return range(tids.start, tids.start + (len(tids) + len(more)) * tids.step, tids.step)
+    return [*tids, *more]

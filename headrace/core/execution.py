@@ -51,9 +51,9 @@ class Transaction:
     def close(self) -> None:
         """The end of a transaction that was marked."""
         for call in self.unawaited:
-            name = call.made_by.entry.name
+            name = call.made_by._entry.name
             error = BadCall(f"{name} made a ctx.call(...) that it did not await: await it, or use call_async")
-            self.doom = self.doom or Doom(error, call.made_by.entry, call.made_at)
+            self.doom = self.doom or Doom(error, call.made_by._entry, call.made_at)
         if self.doom is not None:
             raise self.doom.error
         self.reset()
@@ -84,20 +84,20 @@ class SerialContext(Context):
     """A call's hold on its entity. Reused by the next call of the same function, unless this one waits."""
 
     __slots__ = (
+        "_entry",
         "_functions",
         "_program",
         "_queue",
+        "_state",
         "_transaction",
         "_values",
-        "entry",
         "key",
-        "state",
     )
 
     def __init__(self, program: Program, transaction: Transaction, entry: Entry) -> None:
-        self.entry = entry
+        self._entry = entry
         self.key: Any = None
-        self.state: Any = MISSING  # sealed
+        self._state: Any = MISSING  # sealed
         self._transaction, self._queue = transaction, transaction.queue
         self._program, self._functions, self._values = program, program.functions, program.values
 
@@ -107,33 +107,33 @@ class SerialContext(Context):
         return epoch.tids[len(epoch.results)]
 
     def get(self, default: Any = None) -> Any:
-        state = self.state
+        state = self._state
         if type(state) is bytes:
             return default if state is MISSING else self._values.decode(state)
         return state
 
     def put(self, value: Any) -> None:
-        if type(value) is int and LOW < value < HIGH:
-            self.state = value
+        if type(value) is int and value < HIGH and value > LOW:
+            self._state = value
         else:
-            self.state = self._seal(value)
+            self._state = self._seal(value)
 
     def delete(self) -> None:
-        self.state = MISSING
+        self._state = MISSING
 
     def merge(self, delta: Any) -> None:
-        combine = self.entry.operator.combine
+        combine = self._entry.operator.combine
         if combine is None:
-            raise BadCall(f"operator {self.entry.operator.name!r} has no combine, so {self.entry.name} cannot merge")
+            raise BadCall(f"operator {self._entry.operator.name!r} has no combine, so {self._entry.name} cannot merge")
         delta = self._seal(delta)
-        if self.state is not MISSING:
+        if self._state is not MISSING:
             unseal = self._values.unseal
-            delta = self._seal(combine(unseal(self.state), unseal(delta)))
-        self.state = delta
+            delta = self._seal(combine(unseal(self._state), unseal(delta)))
+        self._state = delta
 
     def call(self, function: Function | str, key: Any, /, *args: Any) -> Call:
-        if self.entry.is_plain:
-            raise BadCall(f"{self.entry.name} is a plain def and cannot await: make it async def, or use call_async")
+        if self._entry.is_plain:
+            raise BadCall(f"{self._entry.name} is a plain def and cannot await: make it async def, or use call_async")
         call = Call(self, *self._admit(function, key, args))
         self._transaction.is_marked = True
         self._transaction.unawaited[call] = None
@@ -143,7 +143,7 @@ class SerialContext(Context):
         try:
             entry = self._functions[function]
             fits, kind = entry.fits, type(key)
-            is_key = LOW < key < HIGH if kind is int else kind is str and key in entry.table
+            is_key = key < HIGH and key > LOW if kind is int else kind is str and key in entry.table
             if not is_key or not fits(args):
                 entry, key, args = self._admit(function, key, args)
         except (KeyError, TypeError):
@@ -185,7 +185,7 @@ class SerialContext(Context):
         """A limit was reached: the transaction will abort with this error, also if the function catches it now."""
         transaction = self._transaction
         transaction.is_marked = True
-        transaction.doom = transaction.doom or Doom(error, self.entry, self.key)
+        transaction.doom = transaction.doom or Doom(error, self._entry, self.key)
         return transaction.doom.error
 
     def retire(self) -> None:
@@ -229,7 +229,7 @@ class SerialExecutor:
             try:
                 context, table = entry.context, entry.table
                 context.key = key
-                context.state = before = table.get(key, MISSING)
+                context._state = before = table.get(key, MISSING)
                 result = entry.run(*args)
                 if not entry.is_plain:
                     try:
@@ -238,9 +238,9 @@ class SerialExecutor:
                         result = stop.value
                     else:
                         before, result = self._drive(context, key, before, result, awaited)
-                if type(result) is not int or not LOW < result < HIGH:
+                if type(result) is not int or result >= HIGH or result <= LOW:
                     result = seal(result)
-                state = context.state
+                state = context._state
                 if state is not before:
                     if queue or transaction.is_marked:  # undo is needed only while something can still fail
                         undo.append((table, key, before))
@@ -252,7 +252,7 @@ class SerialExecutor:
                     entry, key, args = call
                     context, table = entry.context, entry.table
                     context.key = key
-                    context.state = before = table.get(key, MISSING)
+                    context._state = before = table.get(key, MISSING)
                     returned = entry.run(*args)
                     if not entry.is_plain:
                         try:
@@ -261,7 +261,7 @@ class SerialExecutor:
                             pass
                         else:
                             before, _ = self._drive(context, key, before, returned, awaited)
-                    state = context.state
+                    state = context._state
                     if state is not before:
                         if call is not queue[-1] or transaction.is_marked:
                             undo.append((table, key, before))
@@ -297,7 +297,7 @@ class SerialExecutor:
                 entry, key, coroutine = awaited.entry, awaited.key, None
                 context = entry.context
                 context.key = key
-                context.state = before = entry.table.get(key, MISSING)
+                context._state = before = entry.table.get(key, MISSING)
                 answer = entry.run(*awaited.args)
                 if not entry.is_plain:
                     coroutine, answer = answer, None
@@ -314,9 +314,9 @@ class SerialExecutor:
                     self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))  # they share nothing
                     context, key, coroutine = frames.pop()
-                    context.state = before = context.entry.table.get(key, MISSING)
+                    context._state = before = context._entry.table.get(key, MISSING)
         except BaseException:
-            self.raised_in = (context.entry, key)
+            self.raised_in = (context._entry, key)
             for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
                 self._retire(waiting)
                 if suspended is not None:
@@ -325,15 +325,15 @@ class SerialExecutor:
             raise
 
     def _store(self, context: SerialContext, key: Key, before: Any) -> None:
-        if context.state is not before:
-            table = context.entry.table
+        if context._state is not before:
+            table = context._entry.table
             self.transaction.undo.append((table, key, before))
-            put_back(table, key, context.state)
+            put_back(table, key, context._state)
 
     def _keep_waiting(self, context: SerialContext) -> None:
         """A call keeps its context while it waits: the next call of the function gets another one."""
-        if context.entry.context is context:
-            context.entry.bind(self._context(context.entry))
+        if context._entry.context is context:
+            context._entry.bind(self._context(context._entry))
 
     def _retire(self, context: SerialContext) -> None:
         """A call failed: whatever its function still does, in a `finally` say, is in vain."""
@@ -343,7 +343,7 @@ class SerialExecutor:
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
         if type(awaited) is not Call or awaited.made_by is not context or awaited not in transaction.unawaited:
-            raise BadCall(f"{context.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+            raise BadCall(f"{context._entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
         if depth >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")

@@ -157,7 +157,7 @@ class Signature:
         the annotated type, and small. False sends the call to `admit`, which decides and explains."""
         each_max = self._text_max(len(self.hints))
         tests = {
-            int: f"type({{0}}) is int and {LOW} < {{0}} < {HIGH}",
+            int: f"type({{0}}) is int and {{0}} < {HIGH} and {{0}} > {LOW}",
             str: f"type({{0}}) is str and len({{0}}) <= {each_max} and {{0}}.isascii()",
             float: "type({0}) is float",
             bool: "type({0}) is bool",

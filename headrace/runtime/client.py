@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -139,4 +140,4 @@ class Client(ABC):
         return given
 
     def new_id(self) -> str:
-        return f"{self._name}-{next(self._numbers)}"
+        return f"{self._name}-{os.getpid()}-{next(self._numbers)}"  # a client may be copied by a fork

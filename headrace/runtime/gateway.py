@@ -96,7 +96,8 @@ def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", 
         batch = [(function, key, *args) for function, key, args in rows]
         replies = await asyncio.wrap_future(runtime.client.submit(message.ids, batch, wait=False))
         try:
-            return Response(codec.encode(replies.answers), media_type=MSGPACK)
+            answers = msgspec.structs.replace(replies.answers, tids=list(replies.answers.tids))
+            return Response(codec.encode(answers), media_type=MSGPACK)
         except TooLarge as error:
             raise AnswerTooLarge(
                 f"the calls ran, but {error}; ask for a few at a time, with their request ids"

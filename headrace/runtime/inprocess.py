@@ -19,7 +19,7 @@ from headrace.core.engine import Answer, Engine, SetTimer, Submit, Tick
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
 from headrace.core.program import MISSING, Args
-from headrace.errors import BadCall, BadRequest, ModelError, Overloaded, Stopped, UnknownFunction
+from headrace.errors import BadCall, BadRequest, ModelError, Overloaded, Stopped, TooLarge, UnknownFunction
 from headrace.model.app import App
 from headrace.model.operator import Function, Operator
 from headrace.runtime.client import Client, Replies
@@ -60,10 +60,10 @@ class Runtime:
         if batch.source is not None:
             limit = max(limit, rows)  # it cannot be split: it waits until it is alone
         if rows > limit:
-            raise Overloaded(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
+            raise TooLarge(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
         if batch.source is None and 0 < self.config.request_ids_max < rows:
             kept = self.config.request_ids_max
-            raise Overloaded(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
+            raise TooLarge(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
         with self._room:
             self._check_alive()
             while self._pending + rows > limit:

@@ -2,9 +2,6 @@
 
 PySpark 4.3 runs on Java 17 or 21 and wants the module `jdk.incubator.vector`, which trimmed-down Javas lack. So each
 candidate is asked, by starting it with that module.
-
-    python -m headrace.spark.java            says which Java would be used
-    python -m headrace.spark.java --install  gets one into the user's cache if there is none
 """
 
 from __future__ import annotations
@@ -81,15 +78,3 @@ def install_java() -> tuple[Path, int]:
     except Exception as error:
         raise JavaMissing(f"the download of a Java failed: {error}. To mend it: {HINT}") from error
     return find_java()
-
-
-def main() -> None:
-    try:
-        home, version = install_java() if "--install" in sys.argv[1:] else find_java()
-    except JavaMissing as error:
-        sys.exit(str(error))
-    print(f"Java {version} at {home}")
-
-
-if __name__ == "__main__":
-    main()

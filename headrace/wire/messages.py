@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
     A row without a TID was refused: it was never logged and changed nothing."""
 
     ids: RequestIds
-    tids: list[int | None]
+    tids: Sequence[int | None]
     epochs: list[int | None]
     results: list[Any]
     failures: dict[int, Failure]
