@@ -184,3 +184,13 @@ def test_a_clock_that_is_set_back_does_not_hold_up_an_epoch(monkeypatch: pytest.
         now = time.time_ns()
         monkeypatch.setattr(time, "time_ns", lambda: now - 3_600_000_000_000)
         assert runtime.client.submit(["x"], [(add, "a", 1)], wait=True).result(30).results == [1]
+
+
+def test_many_refused_rows_cost_no_more_than_their_number(runtime: Runtime) -> None:
+    calls: list[Any] = [(add, "a", "no") if row % 2 else (add, "a", 1) for row in range(60_000)]
+    began = time.perf_counter()
+    replies = runtime.client.batch(calls, request_id="many")
+    again = runtime.client.batch([(add, "a", 2)] * 60_000, request_id="many")
+    assert time.perf_counter() - began < 30  # it took minutes
+    assert (replies.committed, replies[59_998].result, replies[59_999].status) == (30_000, 30_000, "refused")
+    assert [reply.status for reply in again[:3]] == ["refused", "ok", "refused"]

@@ -47,7 +47,8 @@ class Submission:
         for epoch, start, stop in self.stretches:
             if isinstance(epoch, Failure):
                 failures[len(tids)] = epoch
-                tids = [*tids, None]
+                tids = list(tids) if isinstance(tids, range) else tids
+                tids.append(None)
                 epochs.append(None)
                 results.append(None)
                 continue
@@ -61,6 +62,7 @@ class Submission:
 
 
 def join(tids: list[int | None] | range, more: range) -> list[int | None] | range:
+    """Both, one after the other; a range if that is one."""
     if isinstance(tids, list):
         tids += more
         return tids

@@ -50,14 +50,15 @@ def with_refused(answers: Answers, ids: RequestIds, refused: dict[int, Failure])
     """The answers with the rows back in their places that were refused before the others were sent."""
     if not refused:
         return answers
-    rows = [at for at in range(len(answers.tids) + len(refused)) if at not in refused]
+    places = range(len(answers.tids) + len(refused))
+    rows = [at for at in places if at not in refused]
     failures = {rows[at]: failure for at, failure in answers.failures.items()} | refused
-    tids, epochs, results = list(answers.tids), list(answers.epochs), list(answers.results)
-    for at in sorted(refused):
-        tids.insert(at, None)
-        epochs.insert(at, None)
-        results.insert(at, None)
-    return Answers(ids, tids, epochs, results, failures)
+
+    def spread(column: Sequence[Any]) -> list[Any]:
+        values = iter(column)
+        return [None if at in refused else next(values) for at in places]
+
+    return Answers(ids, spread(answers.tids), spread(answers.epochs), spread(answers.results), failures)
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=True):
