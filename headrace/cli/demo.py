@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -123,17 +125,16 @@ def conclude(out: Console, folder: Path, runtime: Runtime) -> None:
     runtime.client.map(bank.transfer, sources, args)
     alone = len(rows) / (time.perf_counter() - began)
     out.print(f"The engine alone, without Spark: {alone:,.0f} transactions per second.\n")
-    out.print(
-        Panel(
-            "headrace run headrace.cli.bank:app       serve this bank over HTTP\n"
-            "headrace call account.deposit alice 100  and call it from another window\n"
-            "headrace bench ycsb                      how fast, against a bare loop\n"
-            "docs/tutorial.md                         write your own",
-            title="what to try next",
-            expand=False,
-        ),
-        markup=False,
-    )
+    command = "headrace" if shutil.which("headrace") else os.path.relpath(sys.argv[0])
+    next_steps = {
+        f"{command} run headrace.cli.bank:app": "serve this bank over HTTP",
+        f"{command} call account.deposit alice 100": "and call it from another window",
+        f"{command} bench ycsb": "how fast, against a bare loop",
+        "docs/tutorial.md": "write your own",
+    }
+    width = max(map(len, next_steps))
+    lines = "\n".join(f"{what:{width}}  {why}" for what, why in next_steps.items())
+    out.print(Panel(lines, title="what to try next", expand=False), markup=False)
 
 
 def by_hand(rows: list[dict[str, Any]]) -> dict[str, int]:
