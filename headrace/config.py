@@ -38,6 +38,29 @@ class Config:
     # Back-pressure: transactions taken from clients and not answered yet.
     pending_transactions_max: int = 1_000_000
 
+    # Placement: the key space is cut into so many shards, once and for all.
+    shards: int = 64
+
+    # Epochs that run at the same time: the next one starts while the last one settles.
+    epochs_in_flight_max: int = 2
+
+    # Between nodes: when an unacknowledged frame is sent again, how many at once, and the entities of one frame.
+    resend_us: int = 1_000_000
+    window_frames_max: int = 64
+    entities_per_frame_max: int = 10_000
+
+    # What a recovery replays at most: after so many transactions the coordinator takes a copy of all state.
+    replay_transactions_max: int = 200_000
+
+    # Calls that a worker runs before it looks at its messages again.
+    slice_calls_max: int = 500
+
+    # A function that runs longer than this is stopped with its worker, and its transaction aborts by decree.
+    wall_limit_us: int = 10_000_000
+
+    # A worker that is silent for this long is taken for lost.
+    silence_us_max: int = 5_000_000
+
     def __post_init__(self) -> None:
         self.validate()
 

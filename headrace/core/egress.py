@@ -37,7 +37,9 @@ class Submission:
         return repeat
 
     def is_final(self) -> bool:
-        return self.last is None or self.last.phase == FINAL  # epochs become final in their order
+        if self.last is None or self.last.phase == FINAL:  # epochs become final in their order
+            return True
+        return all(stop <= epoch.final_rows for epoch, _, stop in self.stretches if epoch is self.last)
 
     def answers(self) -> Answers:
         tids: list[int | None] | range = range(0)  # a range as long as they have no gaps

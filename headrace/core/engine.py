@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from headrace.config import Config
 from headrace.core.egress import Submission
+from headrace.core.channel import SetTimer, Tick
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.execution import SerialExecutor
 from headrace.core.ingress import Ledger, SourceBatches, reuse
@@ -32,10 +33,6 @@ class Submit(NamedTuple):
     batches: list[tuple[Any, Batch]]
 
 
-class Tick(NamedTuple):
-    """The time asked for with `SetTimer` has come."""
-
-
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
@@ -51,12 +48,6 @@ class Refuse(NamedTuple):
 
     token: Any
     error: HeadraceError
-
-
-class SetTimer(NamedTuple):
-    """Send a `Tick` at this time, unless something else comes first."""
-
-    at_us: int
 
 
 Event = Submit | Tick

@@ -21,6 +21,7 @@ class Epoch:
         "closed_us",
         "entries",
         "failures",
+        "final_rows",
         "first",
         "has_ids",
         "ids",
@@ -44,6 +45,7 @@ class Epoch:
         self.tids = range(0)
         self.results: list[Any] = []  # sealed; None where the row failed
         self.failures: dict[int, Failure] = {}
+        self.final_rows = 0  # how many of the first rows are final, while the epoch is not
 
     def __len__(self) -> int:
         return len(self.keys)

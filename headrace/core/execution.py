@@ -156,7 +156,7 @@ class SerialContext(Context):
     def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
         """The slow and sure way for a call: checks everything, and says what is wrong."""
         entry = self._program.find(function)
-        self._program.check_key(key)
+        self._program.check_key(key, entry)
         if not entry.fits(args):
             try:
                 entry, args = entry.admit(args)
@@ -213,8 +213,25 @@ class SerialExecutor:
         self.depth_max = program.config.depth_max
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
         self.raised_in: tuple[Entry, Key] | None = None  # where an exception came from, if from an awaited call
-        for entry in program.entries:
+        self.bind()
+
+    @property
+    def running(self) -> int:
+        """The TID that runs now, 0 if none. For an onlooker in another thread."""
+        epoch = getattr(self.transaction, "epoch", None)
+        at = len(epoch.results) if epoch is not None else 0
+        return epoch.tids[at] if epoch is not None and at < len(epoch.tids) else 0
+
+    def bind(self) -> None:
+        """Take the program's functions over from the other mode."""
+        for entry in self.program.entries:
             entry.bind(self._context(entry))
+
+    def decreed(self, entry: Entry, why: str) -> Entry:
+        """The entry for a transaction that aborts by decree."""
+        entry = entry.decreed(why)
+        entry.bind(self._context(entry))
+        return entry
 
     def _context(self, entry: Entry) -> SerialContext:
         return SerialContext(self.program, self.transaction, entry)

@@ -65,7 +65,8 @@ class Admission:
         """One function for many keys: checked in columns, and one by one only if something does not fit."""
         try:
             entry = self.program.find(function)
-            if keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
+            is_plain = entry.operator.partition_by is None
+            if is_plain and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
                 return Batch(ids, [entry] * len(keys), keys, args, source=source)
         except UnknownFunction:
             pass
@@ -87,7 +88,7 @@ class Admission:
                     raise call
                 function, key, args = call
                 entry = self.program.find(function)
-                self.program.check_key(key)
+                self.program.check_key(key, entry)
                 if type(args) is not tuple:
                     raise BadArguments(f"the arguments of {entry.signature} are a tuple, not {shown(args)}")
                 if not entry.fits(args):

@@ -12,6 +12,7 @@ Never here: which transaction calls, or when.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,9 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config
-from headrace.errors import BadArguments, BadValue, ModelError, TooLarge, UnknownFunction
+from headrace.errors import BadArguments, BadValue, ModelError, Poisoned, TooLarge, UnknownFunction
 from headrace.model.app import App, hints_of
+from headrace.core.placement import shard_of
 from headrace.model.operator import Function
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown
 
@@ -35,17 +37,30 @@ Args = tuple[Any, ...]
 class Program:
     """The app, compiled. `functions` finds an entry by reference (`transfer`) and by name ("account.transfer")."""
 
-    def __init__(self, app: App, config: Config) -> None:
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        like: Program | None = None,
+        table: Callable[[str], Table] = lambda operator: {},
+    ) -> None:
+        """`like` is a program of the same app and configuration, whose work need not be done again."""
         self.app, self.config = app, config
         try:
-            self.values = Values(app.records(), bytes_max=config.value_bytes_max, depth_max=config.value_depth_max)
+            self.values = like.values if like is not None else values_of(app, config)
         except BadValue as error:
             raise ModelError(f"app {app.name}: {error}") from None
-        self.tables: dict[str, Table] = {name: {} for name in app.operators}
+        self.tables: dict[str, Table] = {name: table(name) for name in app.operators}
         self.functions: dict[Function | str, Entry] = {}
         for function in app.functions:
-            entry = Entry(function, self.tables[function.operator.name], self.values)
+            twin = like.functions[function] if like is not None else None
+            entry = Entry(function, self.tables[function.operator.name], self.values, like=twin)
+            if function.operator.partition_by is not None:
+                entry.fits = never  # its keys are looked at one by one
             self.functions[function] = self.functions[function.full_name] = entry
+        self.numbered = list(self.entries)  # by number, as they are named in messages
+        for number, entry in enumerate(self.numbered):
+            entry.number = number
 
     @property
     def entries(self) -> Iterator[Entry]:
@@ -86,8 +101,15 @@ class Program:
         except OverflowError:
             return False
 
-    def check_key(self, key: Any) -> None:
+    def check_key(self, key: Any, entry: Entry | None = None) -> None:
+        """Is it a key, and does it have a shard? In every mode: what is refused must not depend on it."""
         check_key(key, self.config.key_bytes_max)
+        if entry is not None and entry.operator.partition_by is not None:
+            shard_of(entry.operator, key, self.config.shards)
+
+
+def values_of(app: App, config: Config) -> Values:
+    return Values(app.records(), bytes_max=config.value_bytes_max, depth_max=config.value_depth_max)
 
 
 class Entry:
@@ -96,11 +118,13 @@ class Entry:
 
     __slots__ = (
         "body",
+        "chains",
         "context",
         "fits",
         "function",
         "is_plain",
         "name",
+        "number",
         "operator",
         "run",
         "sealed",
@@ -108,18 +132,27 @@ class Entry:
         "table",
     )
 
-    def __init__(self, function: Function, table: Table, values: Values, twin: Entry | None = None) -> None:
+    def __init__(
+        self,
+        function: Function,
+        table: Table,
+        values: Values,
+        twin: Entry | None = None,
+        like: Entry | None = None,
+    ) -> None:
         self.function, self.table, self.operator = function, table, function.operator
         self.name, self.body, self.is_plain = function.full_name, function.body, not function.is_async
         if twin is None:
-            self.signature = Signature(function, values)
-            self.fits = self.signature.compile_fits()
+            self.signature = like.signature if like is not None else Signature(function, values)
+            self.fits = like.fits if like is not None else self.signature.compile_fits()
             self.sealed = Entry(function, table, values, twin=self)
         else:
             self.signature, self.sealed = twin.signature, self
             self.fits = never
             body, decode = function.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
+        self.number = 0
+        self.chains: Any = None  # of the operator's entities, in the ordered mode
         self.context: Any = None  # that of the call that runs, or runs next: see bind
         self.run: Callable[..., Any] = never
 
@@ -130,6 +163,16 @@ class Entry:
         """The slow and sure way: who runs these arguments, and in which form; or why nobody does."""
         packed = self.signature.admit(args)
         return (self.sealed, (packed,)) if isinstance(packed, bytes) else (self, packed)
+
+    def decreed(self, why: str) -> Entry:
+        """The same function, except that it fails: for a transaction that aborts by decree. Not bound yet."""
+        entry = copy.copy(self)
+
+        def fail(context: Any, *args: Any) -> Any:
+            raise Poisoned(why)
+
+        entry.body, entry.is_plain = fail, True
+        return entry
 
     def __repr__(self) -> str:
         return f"<entry {self.name}>"

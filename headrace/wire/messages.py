@@ -68,3 +68,102 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=
 
 
 Message = Calls | Answers | Refusal
+
+# --- between the coordinator (0) and the workers (1, 2, ...) ------------------------------------------------------------
+
+Entities = list[tuple[str, Any, Any]]
+"""State on its way: (operator, key, sealed value)."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True):
+    """A term begins: whatever a worker had is void. `entities` are those of its shards, in parts of bounded size; the
+    worker goes on once it has the last part."""
+
+    owners: list[int]  # shard -> worker
+    version: int
+    workers: int
+    final_tid: int  # everything up to here is in the state that follows
+    entities: Entities
+    is_last: bool = True
+
+
+class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
+    """An epoch, in columns; every worker gets all of it and picks its own. Its TIDs are a range."""
+
+    epoch: int
+    mode: str
+    tids: tuple[int, int, int]  # start, stop, step
+    functions: list[int] | int  # numbers of the program's entries; one number if all are the same
+    keys: list[Any]
+    args: list[Any]
+    predicted: list[Any]  # the call graphs learned so far: see core/prediction.py
+    poisoned: list[int]  # TIDs that abort by decree
+    suspects: list[int]  # TIDs that run alone
+    is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
+
+
+class Final(msgspec.Struct, frozen=True, tag="final", forbid_unknown_fields=True):
+    """The epoch is settled: nothing in it changes any more."""
+
+    epoch: int
+
+
+class Alone(msgspec.Struct, frozen=True, tag="alone", forbid_unknown_fields=True):
+    """Everything below this TID is final: its root's worker runs it now, alone, on what the lenders lend."""
+
+    epoch: int
+    tid: int
+    lenders: list[int]
+    share: int | None = None  # of a lone epoch
+
+
+class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
+    """A worker has nothing to do for an epoch: what it sent and received on each channel so far (0 is the coordinator's),
+    and the outcome of the transactions whose roots it owns. Void as soon as it receives more."""
+
+    epoch: int
+    sent: list[int]
+    received: list[int]
+    results: list[Any]
+    failures: dict[int, Failure]  # by TID
+    suspects: list[int]
+    stats: dict[str, int]
+    shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
+
+
+class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=True):
+    """What one worker has to tell another about an epoch's transactions: rows in the order they happened."""
+
+    epoch: int
+    rows: list[Any]
+    share: int | None = None  # of a lone epoch: 2^-share comes along
+    lone: tuple[int, int] | None = None  # and its TID, and its root's worker
+
+
+class Show(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
+    """Between two epochs: hand out state, of all operators or of one, of all keys or of one."""
+
+    token: int
+    operator: str | None = None
+    key: Any = None
+
+
+class Shown(msgspec.Struct, frozen=True, tag="shown", forbid_unknown_fields=True):
+    token: int
+    entities: Entities
+    is_last: bool = True
+
+
+Body = Begin | Run | Final | Alone | Idle | Traffic | Show | Shown
+
+
+class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True):
+    """What travels on a channel: the `sequence`-th message of this term from `source` to `to`, and how many came in order
+    the other way. Without a body it is only the acknowledgement."""
+
+    term: int
+    source: int
+    to: int
+    sequence: int
+    acknowledged: int
+    body: Body | None = None

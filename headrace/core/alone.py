@@ -1,0 +1,89 @@
+"""A transaction that runs alone: by the serial mode's own code, on its root's worker, with everything below it final.
+
+Some outcomes depend on the transaction as a whole (how many calls or bytes it has in all, a call that nobody awaited),
+and no worker sees all of it. Such a *suspect* is run here. The other workers lend the state of the entities that it had
+touched with them; what it asks for beyond that is lent on demand, and it starts over. Its writes go back to their
+owners as records of its TID.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.core.chain import same
+from headrace.core.epoch import Epoch
+from headrace.core.execution import SerialExecutor
+from headrace.core.program import MISSING, Args, Program, Table
+from headrace.wire.messages import Failure
+from headrace.wire.values import Key
+
+Entity = tuple[str, Any]
+
+
+class Unknown(BaseException):
+    """The state of this entity has not been lent."""
+
+
+class LentTable(Table):
+    """What is known of an operator's entities. Asked for others, it notes them."""
+
+    def __init__(self, operator: str, alone: RunAlone) -> None:
+        super().__init__()
+        self.operator, self.alone = operator, alone
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        entity = (self.operator, key)
+        if entity not in self.alone.before:
+            self.alone.want(entity)
+        return super().get(key, default)
+
+
+class RunAlone:
+    def __init__(self, program: Program, own: Callable[[Entity], Any], tid: int) -> None:
+        """`own` gives the state of an entity of this worker's; a LookupError says that it is another's."""
+        self.own, self.tid = own, tid
+        self.before: dict[Entity, Any] = {}  # as it was below the TID
+        self.wanted: Entity | None = None
+        self.program = Program(
+            program.app, program.config, program, table=lambda operator: LentTable(operator, self)
+        )
+        self.executor = SerialExecutor(self.program)
+
+    def lend(self, operator: str, key: Key, state: Any) -> None:
+        self.before[operator, key] = MISSING if state == MISSING else state
+
+    def want(self, entity: Entity) -> None:
+        try:
+            state = self.own(entity)
+        except LookupError:
+            self.wanted = self.wanted or entity
+            raise Unknown from None
+        self.before[entity] = state
+        if state is not MISSING:
+            self.program.tables[entity[0]][entity[1]] = state
+
+    def run(self, number: int, key: Key, args: Args) -> tuple[Any, Failure | None] | None:
+        """Result or failure; None if `wanted` has to be lent first."""
+        for table in self.program.tables.values():
+            table.clear()
+        for (operator, known), state in self.before.items():
+            if state is not MISSING:
+                self.program.tables[operator][known] = state
+        self.wanted = None
+        epoch = Epoch(0, 0, 0)
+        epoch.entries, epoch.keys, epoch.args = [self.program.numbered[number]], [key], [args]
+        epoch.tids = range(self.tid, self.tid + 1)
+        self.executor.run(epoch)
+        if self.wanted is not None:
+            return None
+        return epoch.results[0], epoch.failures.get(0)
+
+    def writes(self) -> list[tuple[str, Any, Any]]:
+        """(operator, key, state after) of every entity that it changed."""
+        changed = []
+        for (operator, key), before in self.before.items():
+            after = dict.get(self.program.tables[operator], key, MISSING)
+            if not same(before, after):
+                changed.append((operator, key, after))
+        return changed

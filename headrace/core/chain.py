@@ -1,0 +1,158 @@
+"""Chains: for each entity, the calls of the unfinished epochs in the order of everything, with what each saw and left.
+
+A record is read record and version in one. A chain is a list: the value before all of it, then its records by order,
+which is (TID, place). `Call` is the record of a call's first part; a `Segment` is that of a part after an await.
+
+Rules:
+1. A record sees what its own transaction left on the entity, else what the newest transaction below left that did not
+   abort.
+2. Two values are the same if they are the same bytes: 1, 1.0 and True differ, a NaN equals itself.
+
+Never here: how calls run, messages, workers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from headrace.core.program import Args, Entry
+from headrace.wire.messages import Failure
+from headrace.wire.values import Key
+
+Order = tuple[int, bytes]
+Chain = list[Any]  # [base value, record, record, ...]
+
+order_of = attrgetter("order")
+encode = msgspec.msgpack.Encoder().encode
+
+NOT_YET: Any = object()  # no result so far
+
+
+class Call:
+    """A call of a transaction, on the worker that owns its entity."""
+
+    __slots__ = (
+        "answered",
+        "args",
+        "attempt",
+        "caller_size",
+        "caller_worker",
+        "deltas",
+        "depth",
+        "entry",
+        "failed_at",
+        "failure",
+        "frame",
+        "is_gone",
+        "is_linked",
+        "is_queued",
+        "key",
+        "made",
+        "must_run",
+        "new",
+        "order",
+        "read",
+        "result",
+        "seen",
+    )
+
+    def __init__(self, order: Order, entry: Entry, key: Key, args: Args) -> None:
+        self.order, self.entry, self.key, self.args = order, entry, key, args
+        self.seen: Any = None  # the entity's sealed state before
+        self.new: Any = None  # and after
+        self.deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
+        self.read = True  # whether what it saw matters
+        self.result: Any = NOT_YET
+        self.failure: Failure | None = None
+        self.made: dict[int, Made] | None = None  # the calls it made that are under way
+        self.frame: Frame | None = None  # of a coroutine that has awaited something
+        self.failed_at = b""
+        # Of an awaited call: who waits, how long the caller's place is, how many wait above, which try this is.
+        self.caller_worker = self.caller_size = self.depth = self.attempt = 0
+        self.answered: Any = NOT_YET  # what the caller was told
+        self.is_linked = self.is_queued = self.is_gone = False
+        self.must_run = True
+
+    @property
+    def call(self) -> Call:
+        return self
+
+
+class Segment:
+    """What a call does after an await."""
+
+    __slots__ = ("call", "deltas", "is_gone", "is_linked", "is_queued", "new", "order", "read", "seen")
+
+    def __init__(self, order: Order, call: Call) -> None:
+        self.order, self.call = order, call
+        self.seen: Any = None
+        self.new: Any = None
+        self.deltas: tuple[Any, ...] = ()
+        self.read = True
+        self.is_linked = self.is_queued = self.is_gone = False
+
+
+Record = Call | Segment
+Made = tuple[bool, Entry, Key, Args]  # is it awaited?
+
+
+class Frame:
+    """A coroutine's run: what it awaited and was told, and where it stands."""
+
+    __slots__ = ("answers", "attempts", "coroutine", "context", "queue", "segment", "segments", "unawaited", "waits_for")
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Any] = {}  # by the call's number; sealed
+        self.attempts: dict[int, int] = {}  # which answer is the right one, if calls were made anew
+        self.segments: list[Segment] = []
+        self.coroutine: Any = None  # while it waits
+        self.context: Any = None
+        self.queue: list[Any] = []
+        self.unawaited: dict[Any, None] = {}
+        self.waits_for = 0
+        self.segment: Segment | None = None  # the one that the answer will start
+
+
+def locate(chain: Chain, order: Order) -> int:
+    """Where a record of this order is, or would be."""
+    return bisect_left(chain, order, 1, key=order_of)
+
+
+def value_before(chain: Chain, at: int, tid: int, aborted: set[int]) -> Any:
+    """What transaction `tid` sees at this index."""
+    while at > 1:
+        at -= 1
+        record = chain[at]
+        writer = record.order[0]
+        if writer == tid or writer not in aborted:
+            return record.new
+    return chain[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Of two sealed values."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is float:
+        return encode(one) == encode(other)
+    return bool(one == other)
+
+
+def same_args(one: Args, other: Args) -> bool:
+    return one is other or (len(one) == len(other) and all(map(same, one, other)))
+
+
+def same_call(one: Made, other: Made) -> bool:
+    return same_target(one, other) and same_args(one[3], other[3])
+
+
+def same_target(one: Made, other: Made) -> bool:
+    """Calls of the same kind, function and entity: another one in its place needs only other arguments."""
+    return one[0] == other[0] and one[1] is other[1] and type(one[2]) is type(other[2]) and one[2] == other[2]

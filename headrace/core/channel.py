@@ -1,0 +1,131 @@
+"""Channels: messages between the coordinator and the workers arrive once and in order, or not at all.
+
+Rules:
+1. A message has a term and, on its channel, a number. What comes twice, too early or from an older term is dropped.
+2. What is not acknowledged in time is sent again, from the oldest on. An acknowledgement rides on what goes back
+   anyway, else it goes alone.
+3. A new term starts every channel anew; nothing of the old term gets through.
+
+Never here: what the messages mean, sockets, clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from headrace.config import Config
+from headrace.wire.messages import Body, Frame
+
+# --- events and effects that the coordinator and the workers share -----------------------------------------------------
+
+
+class Received(NamedTuple):
+    """A frame has come from the network."""
+
+    frame: Frame
+
+
+class Tick(NamedTuple):
+    """The time asked for with `SetTimer` has come."""
+
+
+class Send(NamedTuple):
+    """Hand a frame to the network. It may get lost, come twice, or late."""
+
+    frame: Frame
+
+
+class SetTimer(NamedTuple):
+    """Send a `Tick` at this time, unless something else comes first."""
+
+    at_us: int
+
+
+class Channel:
+    """Both directions between this node and one other."""
+
+    __slots__ = ("last_sent_us", "owes_since_us", "received", "sent", "unacknowledged")
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0  # how many, in this term
+        self.unacknowledged: deque[Frame] = deque()
+        self.last_sent_us = 0  # when the oldest of them was sent last
+        self.owes_since_us: int | None = None  # an acknowledgement, since when
+
+
+class Channels:
+    """All channels of one node."""
+
+    def __init__(self, me: int, config: Config) -> None:
+        self.me, self.term = me, 0
+        self.resend_us, self.window = config.resend_us, config.window_frames_max
+        self.peers: dict[int, Channel] = {}
+        self.resent = self.dropped = 0
+
+    def begin(self, term: int) -> None:
+        self.term, self.peers = term, {}
+
+    def peer(self, node: int) -> Channel:
+        channel = self.peers.get(node)
+        if channel is None:
+            channel = self.peers[node] = Channel()
+        return channel
+
+    def send(self, now_us: int, to: int, body: Body) -> Send:
+        channel = self.peer(to)
+        channel.sent += 1
+        channel.owes_since_us = None
+        frame = Frame(self.term, self.me, to, channel.sent, channel.received, body)
+        if not channel.unacknowledged:
+            channel.last_sent_us = now_us
+        channel.unacknowledged.append(frame)
+        return Send(frame)
+
+    def receive(self, now_us: int, frame: Frame) -> Body | None:
+        """The frame's message, if it is the next one of this term."""
+        if frame.term != self.term or frame.to != self.me:
+            self.dropped += 1
+            return None
+        channel = self.peer(frame.source)
+        while channel.unacknowledged and channel.unacknowledged[0].sequence <= frame.acknowledged:
+            channel.unacknowledged.popleft()
+            channel.last_sent_us = now_us
+        if frame.body is None:
+            return None
+        if channel.owes_since_us is None:
+            channel.owes_since_us = now_us
+        if frame.sequence != channel.received + 1:
+            self.dropped += 1
+            if frame.sequence <= channel.received:  # it did not hear that we have it
+                channel.owes_since_us = now_us - self.resend_us
+            return None
+        channel.received += 1
+        return frame.body
+
+    def upkeep(self, now_us: int) -> list[Send]:
+        """What is due: acknowledgements owed for long, and messages that may have got lost."""
+        due = []
+        for node, channel in self.peers.items():
+            if channel.unacknowledged and now_us - channel.last_sent_us >= self.resend_us:
+                channel.last_sent_us, channel.owes_since_us = now_us, None
+                for frame in list(channel.unacknowledged)[: self.window]:
+                    self.resent += 1
+                    again = Frame(self.term, self.me, node, frame.sequence, channel.received, frame.body)
+                    due.append(Send(again))
+            elif channel.owes_since_us is not None and now_us - channel.owes_since_us >= self.resend_us // 4:
+                channel.owes_since_us = None
+                due.append(Send(Frame(self.term, self.me, node, 0, channel.received)))
+        return due
+
+    def next_due_us(self) -> int | None:
+        """When `upkeep` has something to do."""
+        due = None
+        for channel in self.peers.values():
+            if channel.unacknowledged:
+                at_us = channel.last_sent_us + self.resend_us
+                due = at_us if due is None or at_us < due else due
+            if channel.owes_since_us is not None:
+                at_us = channel.owes_since_us + self.resend_us // 4
+                due = at_us if due is None or at_us < due else due
+        return due

@@ -1,0 +1,474 @@
+"""The coordinator, as a pure state machine: the engine whose epochs run on workers.
+
+    ingress ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
+
+Rules:
+1. An epoch has settled when every worker has said that it is idle and, on every channel, as much was received as was
+   sent: then nobody can get anything to do any more. Epochs settle in their order.
+2. A lone transaction goes to its root's worker only and carries a whole share; every message about it takes half of what
+   its sender holds. It has settled when the shares that came back add up to one, exactly: 2^-k travels as k.
+3. If the workers suspect transactions, all below the lowest of them is final; that one is run alone, then the others
+   settle again.
+4. When a worker is lost a new term begins: everybody starts from the coordinator's copy of the state and runs the
+   epochs since then again. That gives the same results, because the log is the order; only what was not answered is.
+5. Whatever is not an epoch (reading state, taking a copy, other workers) happens between two of them.
+
+Never here: clocks, sockets, processes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from headrace.config import Config
+from headrace.core.chain import same
+from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
+from headrace.core.engine import Answer, Engine, Refuse, Submit
+from headrace.core.epoch import FINAL, Epoch
+from headrace.core.placement import ShardMap, shard_of
+from headrace.core.worker import in_parts
+from headrace.errors import ConfigError, HeadraceError
+from headrace.model.app import App
+from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Run, Show, Shown
+
+MODES = ("auto", "serial", "ordered")
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+class Lost(NamedTuple):
+    """A worker is gone."""
+
+    worker: int
+
+
+class Overran(NamedTuple):
+    """A worker was stopped because a function of this transaction did not return."""
+
+    worker: int
+    tid: int
+
+
+class Read(NamedTuple):
+    """State, as it is between two epochs: of all operators or one, of all keys or one."""
+
+    token: Any
+    operator: str | None = None
+    key: Any = None
+
+
+class Rescale(NamedTuple):
+    token: Any
+    workers: int
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """A fresh worker with this number is needed; if there is one, it is stopped first."""
+
+    worker: int
+
+
+class Stop(NamedTuple):
+    """This worker is not needed any more."""
+
+    worker: int
+
+
+class Found(NamedTuple):
+    """The answer to `Read`."""
+
+    token: Any
+    entities: Entities
+
+
+class Rescaled(NamedTuple):
+    token: Any
+    workers: int
+    moved: int  # shards
+
+
+Event = Submit | Tick | Received | Lost | Overran | Read | Rescale
+Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Rescaled
+
+
+class Flight:
+    """An epoch on its way."""
+
+    __slots__ = ("epoch", "idle", "is_lone", "mode", "rows", "sent", "shares", "suspects")
+
+    def __init__(self, epoch: Epoch, mode: str, is_lone: bool, rows: dict[int, list[int]]) -> None:
+        self.epoch, self.mode, self.is_lone, self.rows = epoch, mode, is_lone, rows  # rows: by their root's worker
+        self.idle: dict[int, Idle] = {}  # the latest report of each worker
+        self.sent: dict[int, int] = {}  # messages about it to each worker
+        self.shares: list[int] = []  # that came back
+        self.suspects: set[int] = set()
+
+
+class Gathering(NamedTuple):
+    """What workers show, between two epochs."""
+
+    entities: Entities
+    missing: set[int]
+    then: Callable[[int, Entities, list[Any]], None]
+
+
+class Coordinator(Engine):
+    def __init__(self, app: App, config: Config | None = None, workers: int = 1, mode: str = "auto") -> None:
+        super().__init__(app, config)
+        self.forced = mode
+        self.check(workers)
+        self.workers = workers
+        self.shards = ShardMap.even(self.config.shards, workers)
+        self.channels = Channels(0, self.config)
+        self.log: list[Epoch] = []  # since the copy of the state was taken
+        self.logged = 0  # their transactions
+        self.copy: Entities = []
+        self.copied_tid = 0
+        self.backlog: deque[Epoch | Read | Rescale | None] = deque()  # what comes next; None is a copy of the state
+        self.flights: dict[int, Flight] = {}
+        self.gathering: Gathering | None = None
+        self.asked_for: Read | Rescale | None = None  # what is being gathered for
+        self.asked = 0
+        self.overran: dict[int, int] = {}  # TID -> how often
+        self.poisoned: set[int] = set()
+        self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0, "ran": 0, "ran_again": 0}
+
+    def check(self, workers: int) -> None:
+        if self.forced not in MODES:
+            raise ConfigError(f"mode is {self.forced!r}; it must be one of {', '.join(MODES)}")
+        if type(workers) is not int or not 1 <= workers <= self.config.shards:
+            raise ConfigError(f"{workers!r} workers for {self.config.shards} shards; at least 1, at most one per shard")
+        if self.forced == "serial" and workers > 1:
+            raise ConfigError(f"the serial mode needs one worker that owns everything, not {workers}")
+
+    @property
+    def term(self) -> int:
+        return self.channels.term
+
+    @property
+    def mode_now(self) -> str:
+        if self.forced != "auto":
+            return self.forced
+        return "serial" if self.workers == 1 else "ordered"
+
+    def start(self, now_us: int) -> list[Effect]:
+        effects: list[Effect] = [Start(worker) for worker in range(1, self.workers + 1)]
+        self._begin_term(now_us, effects)
+        return self._after(now_us, effects)
+
+    def step(self, now_us: int, event: Event) -> list[Effect]:  # type: ignore[override]
+        effects: list[Effect] = []
+        if isinstance(event, Submit):
+            self._submit(now_us, event, effects)
+        elif isinstance(event, Received):
+            body = self.channels.receive(now_us, event.frame)
+            if isinstance(body, Idle):
+                self._take_idle(now_us, event.frame.source, body, effects)
+            elif isinstance(body, Shown):
+                self._take_shown(now_us, event.frame.source, body, effects)
+        elif isinstance(event, Lost):
+            self._recover(now_us, event.worker, effects)
+        elif isinstance(event, Overran):
+            self._suspect(event.tid)
+            self._recover(now_us, event.worker, effects)
+        elif isinstance(event, Read | Rescale):
+            if len(self.sequencing.open):
+                self._run(self._close(now_us))  # what came before comes before
+            self.backlog.append(event)
+        return self._after(now_us, effects)
+
+    def _submit(self, now_us: int, event: Submit, effects: list[Effect]) -> None:
+        for token, batch in event.batches:
+            try:
+                self._take(now_us, token, batch)
+            except HeadraceError as error:
+                effects.append(Refuse(token, error))
+
+    def _after(self, now_us: int, effects: list[Effect]) -> list[Effect]:
+        self._pump(now_us, effects)
+        self._answer(effects)  # type: ignore[arg-type]
+        self.ledger.forget(now_us)
+        effects += self.channels.upkeep(now_us)
+        due = [self.channels.next_due_us()]
+        if len(self.sequencing.open) and self._has_room():
+            due.append(self.sequencing.open.opened_us + self.config.epoch_interval_us)
+        times = [at_us for at_us in due if at_us is not None]
+        if times:
+            effects.append(SetTimer(min(times)))
+        return effects
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    def _run(self, epoch: Epoch) -> None:
+        """The epoch is closed: it has its place in the log."""
+        self.log.append(epoch)
+        self.logged += len(epoch)
+        self.backlog.append(epoch)
+
+    def _has_room(self) -> bool:
+        return not self.backlog and len(self.flights) < self.config.epochs_in_flight_max and self.gathering is None
+
+    def _pump(self, now_us: int, effects: list[Effect]) -> None:
+        """Give the workers what they can take."""
+        while self.gathering is None:
+            if self.sequencing.is_due(now_us) and self._has_room():
+                self._run(self._close(now_us))
+            if not self.backlog:
+                return
+            if self._wants_copy(self.backlog[0]):
+                self.backlog.appendleft(None)
+            first = self.backlog[0]
+            if isinstance(first, Epoch):
+                if len(self.flights) >= self.config.epochs_in_flight_max or not self._fly(now_us, first, effects):
+                    return
+                self.backlog.popleft()
+            elif self.flights:
+                return
+            else:
+                self._do_between(now_us, self.backlog.popleft(), effects)
+
+    def _wants_copy(self, first: Epoch | Read | Rescale | None) -> bool:
+        """Is it time for a copy of the state, and is all that is to be run again after a recovery behind?"""
+        is_long = self.logged >= self.config.replay_transactions_max
+        return is_long and isinstance(first, Epoch) and first.phase != FINAL and first is not self.log[0]
+
+    def _fly(self, now_us: int, epoch: Epoch, effects: list[Effect]) -> bool:
+        mode = self.mode_now
+        if any(flight.mode != mode or flight.is_lone for flight in self.flights.values()):
+            return False
+        owner = self.shards.owner
+        rows: dict[int, list[int]] = {worker: [] for worker in range(1, self.workers + 1)}
+        for row, (entry, key) in enumerate(zip(epoch.entries, epoch.keys, strict=True)):
+            rows[owner(entry.operator, key)].append(row)
+        is_lone = mode == "ordered" and len(epoch) == 1 and not self.flights
+        flight = self.flights[epoch.number] = Flight(epoch, mode, is_lone, rows)
+        tids = epoch.tids
+        numbers: list[int] | int = [entry.number for entry in epoch.entries]
+        if len(set(numbers)) == 1:
+            numbers = numbers[0]
+        tid_list = set(tids)
+        run = Run(
+            epoch.number,
+            mode,
+            (tids.start, tids.stop, tids.step),
+            numbers,
+            epoch.keys,
+            epoch.args,
+            [],
+            sorted(self.poisoned & tid_list) if self.poisoned else [],
+            sorted(tid for tid in self.overran if tid in tid_list and tid not in self.poisoned) if self.overran else [],
+            is_lone,
+        )
+        to = [worker for worker in rows if rows[worker]] if is_lone else list(rows)
+        self.stats["lone"] += is_lone
+        for worker in to:
+            self._tell(now_us, flight, worker, run, effects)
+        return True
+
+    def _tell(self, now_us: int, flight: Flight, worker: int, body: Any, effects: list[Effect]) -> None:
+        flight.sent[worker] = flight.sent.get(worker, 0) + 1
+        effects.append(self.channels.send(now_us, worker, body))
+
+    def _take_idle(self, now_us: int, worker: int, idle: Idle, effects: list[Effect]) -> None:
+        flight = self.flights.get(idle.epoch)
+        if flight is None:
+            return
+        flight.idle[worker] = idle
+        flight.suspects.update(idle.suspects)
+        if idle.shares is not None:
+            flight.shares += idle.shares
+        if not self._has_settled(flight):
+            return
+        self.stats["rounds"] += 1
+        if flight.suspects:
+            self._run_alone(now_us, flight, effects)
+        else:
+            self._finish(now_us, flight, effects)
+
+    def _has_settled(self, flight: Flight) -> bool:
+        if flight.is_lone:
+            return adds_up_to_one(flight.shares)
+        reports = flight.idle
+        if len(reports) < self.workers:
+            return False
+        for worker, report in reports.items():
+            if report.received[0] != flight.sent[worker]:
+                return False
+            for other, reported in reports.items():
+                if report.sent[other] != reported.received[worker]:
+                    return False
+        return True
+
+    def _run_alone(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
+        """All below the lowest suspect is final; that one runs alone now."""
+        tid = min(flight.suspects)
+        flight.suspects.clear()
+        self.stats["alone"] += 1
+        self._note_results(flight, flight.epoch.tids.index(tid))
+        everybody = list(flight.idle) if flight.is_lone else list(flight.rows)
+        flight.shares.clear()
+        for at, worker in enumerate(everybody, start=1):
+            share = min(at, len(everybody) - 1) if flight.is_lone else None  # together they are one again
+            self._tell(now_us, flight, worker, Alone(flight.epoch.number, tid, everybody, share), effects)
+
+    def _finish(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
+        epoch = flight.epoch
+        was_final = epoch.phase == FINAL
+        self._note_results(flight, len(epoch))
+        for worker in flight.idle:
+            effects.append(self.channels.send(now_us, worker, Final(epoch.number)))
+        del self.flights[epoch.number]
+        if not was_final:
+            epoch.phase = FINAL
+            self.aborted += len(epoch.failures)
+            self.committed += len(epoch) - len(epoch.failures)
+
+    def _note_results(self, flight: Flight, stop: int) -> None:
+        """The rows below `stop` are final. Where they were already, before a recovery, they must be the same again."""
+        epoch = flight.epoch
+        results: list[Any] = [None] * len(epoch)
+        failures: dict[int, Failure] = {}
+        for worker, rows in flight.rows.items():
+            report = flight.idle.get(worker)
+            if report is None:
+                continue
+            for row, result in zip(rows, report.results, strict=True):
+                results[row] = result
+            for tid, failure in report.failures.items():
+                failures[epoch.tids.index(tid)] = failure
+        known = epoch.final_rows
+        assert all(map(same, results[:known], epoch.results[:known])), "a replay gave another result"
+        assert all(failures.get(row) == failure for row, failure in epoch.failures.items() if row < known), (
+            "a replay gave another failure"
+        )
+        if stop > known:
+            epoch.results[known:] = results[known:stop]
+            epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})
+            epoch.final_rows = stop
+
+    # --- between two epochs -------------------------------------------------------------------------------------------
+
+    def _do_between(self, now_us: int, event: Any, effects: list[Effect]) -> None:
+        self.asked_for = event
+        if isinstance(event, Read):
+            self._gather(now_us, Show(self._token(), event.operator, event.key), effects, self._found(event.token))
+        elif isinstance(event, Rescale):
+            try:
+                self.check(event.workers)
+            except ConfigError as error:
+                effects.append(Refuse(event.token, error))
+                return
+            self._gather(now_us, Show(self._token()), effects, self._rescaled(event))
+        else:
+            self._gather(now_us, Show(self._token()), effects, lambda now_us, entities, effects: self._copied(entities))
+
+    def _token(self) -> int:
+        self.asked += 1
+        return self.asked
+
+    def _gather(self, now_us: int, show: Show, effects: list[Effect], then: Any) -> None:
+        self.gathering = Gathering([], set(range(1, self.workers + 1)), then)
+        for worker in self.gathering.missing:
+            effects.append(self.channels.send(now_us, worker, show))
+
+    def _take_shown(self, now_us: int, worker: int, shown: Shown, effects: list[Effect]) -> None:
+        gathering = self.gathering
+        if gathering is None or shown.token != self.asked:
+            return
+        gathering.entities.extend(shown.entities)
+        if shown.is_last:
+            gathering.missing.discard(worker)
+        if not gathering.missing:
+            self.gathering = None
+            gathering.then(now_us, gathering.entities, effects)
+
+    def _found(self, token: Any) -> Any:
+        return lambda now_us, entities, effects: effects.append(Found(token, entities))
+
+    def _copied(self, entities: Entities) -> None:
+        """This is the state after all that has run."""
+        self.copy = entities
+        ran = len(self.log) - sum(isinstance(item, Epoch) for item in self.backlog)
+        if ran:
+            self.copied_tid = self.log[ran - 1].tids[-1]
+        self.log = self.log[ran:]
+        self.logged = sum(map(len, self.log))
+        self.overran = {tid: times for tid, times in self.overran.items() if tid > self.copied_tid}
+        self.poisoned = {tid for tid in self.poisoned if tid > self.copied_tid}
+
+    def _rescaled(self, event: Rescale) -> Any:
+        def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
+            self._copied(entities)
+            before, was = self.shards, self.workers
+            self.shards, self.workers = before.rescaled(event.workers), event.workers
+            effects += [Start(worker) for worker in range(was + 1, self.workers + 1)]
+            effects += [Stop(worker) for worker in range(self.workers + 1, was + 1)]
+            self._begin_term(now_us, effects)
+            moved = sum(one != other for one, other in zip(before.owners, self.shards.owners, strict=True))
+            effects.append(Rescaled(event.token, self.workers, moved))
+
+        return then
+
+    # --- terms --------------------------------------------------------------------------------------------------------
+
+    def _begin_term(self, now_us: int, effects: list[Effect]) -> None:
+        self.channels.begin(self.term + 1)
+        self.flights.clear()
+        ahead = sum(isinstance(item, Epoch) for item in self.backlog)
+        self.backlog.extendleft(reversed(self.log[: len(self.log) - ahead]))
+        owned: dict[int, Entities] = {worker: [] for worker in range(1, self.workers + 1)}
+        operators = self.program.app.operators
+        for operator, key, state in self.copy:
+            owned[self.shards.owners[shard_of(operators[operator], key, len(self.shards.owners))]].append(
+                (operator, key, state)
+            )
+        for worker, all_entities in owned.items():
+            for entities, is_last in in_parts(all_entities, self.config.entities_per_frame_max):
+                begin = Begin(
+                    self.shards.owners, self.shards.version, self.workers, self.copied_tid, entities, is_last
+                )
+                effects.append(self.channels.send(now_us, worker, begin))
+
+    def _recover(self, now_us: int, worker: int, effects: list[Effect]) -> None:
+        if worker > self.workers:
+            return
+        self.stats["recoveries"] += 1
+        effects.append(Start(worker))
+        if self.gathering is not None:  # asked again in the new term, after the replay
+            self.backlog.appendleft(self.asked_for)
+            self.gathering = None
+        self._begin_term(now_us, effects)
+
+    def _suspect(self, tid: int) -> None:
+        """A function of this transaction did not return. If it ran on what was not final yet, that may be why: it gets
+        another chance, alone. Else the transaction aborts by decree."""
+        times = self.overran[tid] = self.overran.get(tid, 0) + 1
+        if times > 1 or self.mode_now == "serial":
+            self.poisoned.add(tid)
+
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "mode": self.mode_now,
+            "workers": self.workers,
+            "term": self.term,
+            "epochs": self.sequencing.open.number - 1,
+            "committed": self.committed,
+            "aborted": self.aborted,
+            "shard_map": self.shards.version,
+            **self.stats,
+        }
+
+
+def adds_up_to_one(shares: list[int]) -> bool:
+    """Is the sum of 2^-k over these k exactly 1?"""
+    if not shares:
+        return False
+    smallest = max(shares)
+    total = sum(1 << (smallest - share) for share in shares)
+    assert total <= 1 << smallest, "more shares came back than were given"
+    return total == 1 << smallest

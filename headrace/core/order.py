@@ -1,0 +1,59 @@
+"""The order inside a transaction: where each call, and each part of a call that waits in between, stands.
+
+A *place* is a string of bytes; comparing two of them says which comes first when the transaction runs alone. Together
+with the TID it is the position of a call in the order of everything.
+
+Rules:
+1. Asynchronous calls run after the root, in the order they were made, as one queue: a place begins with the generation
+   (0 for the root, 1 for what it sends, ...), then which call of the generation before sent it, and so on.
+2. A frame numbers all calls it makes, awaited or not, by one counter. An awaited call runs inside its caller: its place
+   is the caller's, and the number.
+3. What a frame does after an awaited call comes after all that this call did.
+
+Never here: keys, workers, what a call does.
+"""
+
+from __future__ import annotations
+
+END = b"\x00"  # of one hop: shorter paths come first, so it is lower than any number
+AFTER = b"\xff"  # higher than any number
+ROOT = b"\x01"  # generation 0, which is written as 1: no number is 0
+
+
+def number(n: int) -> bytes:
+    """A number from 1 on, such that bytes compare as the numbers do."""
+    if n < 0xF0:
+        return bytes((n,))
+    size = (n.bit_length() + 7) // 8
+    return bytes((0xF0 + size,)) + n.to_bytes(size, "big")
+
+
+SMALL = [number(n) if n else b"" for n in range(256)]
+SENT_BY_ROOT = [b"\x02" + number(n) + END if n else b"" for n in range(256)]
+
+
+def awaited(place: bytes, n: int) -> bytes:
+    """The place of the n-th call that is made at `place`, if it is awaited."""
+    return place + (SMALL[n] if n < 256 else number(n))
+
+
+def after(place: bytes, n: int) -> bytes:
+    """Where a frame goes on when its n-th call has been answered."""
+    return awaited(place, n) + AFTER
+
+
+def sent(place: bytes, n: int) -> bytes:
+    """The place of the n-th call made at `place`, if it is one-way: one generation later."""
+    if place == ROOT and n < 256:
+        return SENT_BY_ROOT[n]
+    generation, at = read_number(place, 0)
+    return number(generation + 1) + place[at:] + number(n) + END
+
+
+def read_number(place: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at `at`, and where the next one begins."""
+    first = place[at]
+    if first < 0xF0:
+        return first, at + 1
+    size = first - 0xF0
+    return int.from_bytes(place[at + 1 : at + 1 + size], "big"), at + 1 + size

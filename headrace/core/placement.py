@@ -1,0 +1,84 @@
+"""Placement: which worker owns an entity.
+
+An entity belongs to a shard by a stable hash of its key (or of what the operator's `partition_by` makes of it), the same
+in every process and version; a shard belongs to a worker by the shard map, which has a version and changes only between
+two epochs. Entities of different operators with the same key are neighbours.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+from headrace.errors import BadKey
+from headrace.model.operator import Operator
+from headrace.wire.values import Key, check_key, shown
+
+CACHE_MAX = 1_000_000
+
+
+def shard_of(operator: Operator, key: Key, shards: int) -> int:
+    """The shard of an entity. What `partition_by` raises or returns wrongly is the caller's error."""
+    if operator.partition_by is not None:
+        try:
+            key = operator.partition_by(key)
+            check_key(key, 1 << 20)
+        except Exception as error:
+            raise BadKey(f"partition_by of operator {operator.name} fails for the key {shown(key)}: {error}") from None
+    return stable_hash(key) % shards
+
+
+def stable_hash(key: Key) -> int:
+    """1, "1" and b"1" differ."""
+    if type(key) is str:
+        return zlib.crc32(key.encode())
+    if type(key) is int:
+        return zlib.crc32(key.to_bytes(9, "little", signed=True))
+    return zlib.crc32(key, 1)  # type: ignore[arg-type]
+
+
+class ShardMap:
+    """Shard -> worker, by version."""
+
+    def __init__(self, owners: list[int], version: int = 1) -> None:
+        self.owners, self.version = owners, version
+        self._cache: dict[Any, dict[Key, int]] = {}
+
+    @classmethod
+    def even(cls, shards: int, workers: int) -> ShardMap:
+        return cls([1 + shard * workers // shards for shard in range(shards)])
+
+    def rescaled(self, workers: int) -> ShardMap:
+        """The same for another number of workers, with as few shards moved as an even spread allows."""
+        shards = len(self.owners)
+        room = {worker: shards // workers + (worker <= shards % workers) for worker in range(1, workers + 1)}
+        owners = [0] * shards
+        homeless = []
+        for shard, owner in enumerate(self.owners):
+            if room.get(owner, 0) > 0:
+                owners[shard] = owner
+                room[owner] -= 1
+            else:
+                homeless.append(shard)
+        free = [worker for worker, count in room.items() for _ in range(count)]
+        for shard, owner in zip(homeless, free, strict=True):
+            owners[shard] = owner
+        return ShardMap(owners, self.version + 1)
+
+    def moved(self, shard: int, to: int) -> ShardMap:
+        owners = list(self.owners)
+        owners[shard] = to
+        return ShardMap(owners, self.version + 1)
+
+    def owner(self, operator: Operator, key: Key) -> int:
+        cache = self._cache.get(operator)
+        if cache is None or len(cache) > CACHE_MAX:
+            cache = self._cache[operator] = {}
+        owner = cache.get(key)
+        if owner is None:
+            owner = cache[key] = self.owners[shard_of(operator, key, len(self.owners))]
+        return owner
+
+    def cache_of(self, operator: Operator) -> dict[Key, int]:
+        """What is known of an operator's keys: for hot loops, which fall back on `owner`."""
+        return self._cache.setdefault(operator, {})

@@ -1,0 +1,409 @@
+"""A worker, as a pure state machine: it owns shards and runs its part of every epoch.
+
+    Run ──► roots in TID order, calls as they come, repair ──► Idle ──► (Alone ──► Idle)* ──► Final
+
+Rules:
+1. A report that it is idle says what it sent and received for the epoch on each channel; it makes one only when it has
+   nothing left to do for that epoch and all before it are final, so that nothing but a message can change it.
+2. Whatever comes before its time (calls of an epoch that it has not been given yet) waits; whatever comes from an older
+   term never gets here.
+3. A term begins with the state of its shards and nothing else.
+
+Never here: clocks, sockets, who is alive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from headrace.config import Config
+from headrace.core import order
+from headrace.core.alone import Entity, RunAlone
+from headrace.core.chain import NOT_YET, Call, locate, value_before
+from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
+from headrace.core.epoch import Epoch
+from headrace.core.execution import SerialExecutor
+from headrace.core.ordered import OrderedExecutor, Part
+from headrace.core.placement import ShardMap
+from headrace.core.program import MISSING, Program
+from headrace.errors import BadMessage
+from headrace.model.app import App
+from headrace.wire.messages import Alone, Begin, Body, Entities, Failure, Final, Idle, Run, Show, Shown, Traffic
+
+COORDINATOR = 0
+DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
+
+# What workers tell each other about a transaction that runs alone; the rest is in core/ordered.py.
+LEND, ASK, INSTALL = 16, 17, 18
+
+Event = Received | Tick
+Effect = Send | SetTimer
+
+
+class Progress:
+    """How far an epoch has come on this worker, and what went over which channel."""
+
+    def __init__(self, run: Run | None, workers: int) -> None:
+        self.run = run
+        self.sent = [0] * (workers + 1)
+        self.received = [0] * (workers + 1)
+        self.is_reported = False
+        self.shares: list[int] | None = None  # of a lone epoch: what this worker holds
+        self.mine: list[int] = []  # TIDs of own roots
+        self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
+        self.alone: RunAlone | None = None
+        self.missing_lenders: set[int] = set()
+        self.lent_early: list[tuple[int, Any]] = []  # before the own `Alone` came
+
+
+class Worker:
+    def __init__(self, app: App, config: Config, number: int, like: Program | None = None) -> None:
+        self.app, self.config, self.me = app, config, number
+        self.program = Program(app, config, like)
+        self.channels = Channels(number, config)
+        self.serial = SerialExecutor(self.program)
+        self.ordered = OrderedExecutor(self.program, number)
+        self.mode = "serial"
+        self.workers, self.alone_tid = 1, 0
+        self.is_ready = False
+        self.progress: dict[int, Progress] = {}
+        self.early: dict[int, list[tuple[int, Traffic]]] = {}
+        self.roots: deque[tuple[Part, int, Any, Any, Any]] = deque()  # not started yet
+
+    @property
+    def running(self) -> int:
+        """The TID whose function runs now, 0 if none."""
+        return self.ordered.running or self.alone_tid or self.serial.running
+
+    def step(self, now_us: int, event: Event) -> list[Effect]:
+        effects: list[Effect] = []
+        if isinstance(event, Received):
+            frame = event.frame
+            if frame.term > self.channels.term and frame.source == COORDINATOR and isinstance(frame.body, Begin):
+                self._void(frame.term)
+            body = self.channels.receive(now_us, frame)
+            if body is not None:
+                self._take(now_us, frame.source, body, effects)
+        self._work()
+        self._flush(now_us, effects)
+        effects += self.channels.upkeep(now_us)
+        due_us = now_us if self._has_work() else self.channels.next_due_us()
+        if due_us is not None:
+            effects.append(SetTimer(due_us))
+        return effects
+
+    def _void(self, term: int) -> None:
+        """A new term: forget everything."""
+        self.channels.begin(term)
+        self.program = Program(self.app, self.config, self.program)
+        self.serial = SerialExecutor(self.program)
+        self.ordered = OrderedExecutor(self.program, self.me)
+        self.mode, self.is_ready = "serial", False
+        self.progress, self.early = {}, {}
+        self.roots.clear()
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _take(self, now_us: int, source: int, body: Body, effects: list[Effect]) -> None:
+        if isinstance(body, Traffic):
+            self._take_traffic(source, body)
+        elif source != COORDINATOR:
+            raise BadMessage(f"worker {self.me} got a {type(body).__name__} from worker {source}")
+        elif isinstance(body, Begin):
+            self._begin(body)
+        elif isinstance(body, Run):
+            self._take_run(body)
+        elif isinstance(body, Final):
+            self._finish(body.epoch)
+        elif isinstance(body, Alone):
+            self._take_alone(body)
+        elif isinstance(body, Show):
+            self._show(now_us, body, effects)
+        else:
+            raise BadMessage(f"worker {self.me} got a {type(body).__name__}")
+
+    def _begin(self, begin: Begin) -> None:
+        for operator, key, state in begin.entities:
+            self.program.tables[operator][key] = state
+        self.workers = begin.workers
+        self.ordered.workers = begin.workers
+        self.ordered.shards = ShardMap(begin.owners, begin.version)
+        self.is_ready = begin.is_last
+
+    def _take_run(self, run: Run) -> None:
+        if run.mode != self.mode:
+            assert not self.ordered.parts, "the mode changed within an epoch"
+            self.mode = run.mode
+            (self.serial if run.mode == "serial" else self.ordered).bind()
+        progress = self.progress[run.epoch] = Progress(run, self.workers)
+        progress.received[COORDINATOR] = 1
+        if run.mode == "serial":
+            self._run_serially(run, progress)
+            return
+        part = Part(run.epoch, range(*run.tids))
+        self._gather(run, part, progress)
+        self.ordered.begin(part)
+        if run.is_lone:
+            progress.shares = [0]
+        for source, traffic in self.early.pop(run.epoch, ()):
+            self._take_traffic(source, traffic)
+
+    def _run_serially(self, run: Run, progress: Progress) -> None:
+        epoch = Epoch(run.epoch, 0, 0)
+        entries = self.program.numbered
+        count = len(run.keys)
+        epoch.entries = (
+            [entries[run.functions]] * count
+            if isinstance(run.functions, int)
+            else [entries[number] for number in run.functions]
+        )
+        epoch.keys, epoch.args, epoch.tids = run.keys, list(map(tuple, run.args)), range(*run.tids)
+        for tid in run.poisoned:
+            at = epoch.tids.index(tid)
+            epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
+        self.serial.run(epoch)
+        progress.result = (epoch.results, {epoch.tids[at]: failure for at, failure in epoch.failures.items()})
+
+    def _gather(self, run: Run, part: Part, progress: Progress) -> None:
+        """Find the own roots of an epoch."""
+        entries, owner_of = self.program.numbered, self.ordered.shards.owner
+        functions = [run.functions] * len(run.keys) if isinstance(run.functions, int) else run.functions
+        poisoned, suspects = set(run.poisoned), set(run.suspects)
+        for tid, number, key, args in zip(part.tids, functions, run.keys, run.args, strict=True):
+            entry = entries[number]
+            part.owners[tid] = owner = owner_of(entry.operator, key)
+            if owner != self.me:
+                continue
+            progress.mine.append(tid)
+            if tid in suspects:
+                part.suspects.add(tid)
+                continue
+            if tid in poisoned:
+                entry = self.ordered.decreed(entry, DECREE)
+            self.roots.append((part, tid, entry, key, tuple(args)))
+
+    def _take_traffic(self, source: int, traffic: Traffic) -> None:
+        progress = self.progress.get(traffic.epoch)
+        if progress is None and traffic.lone is not None:
+            tid, owner = traffic.lone
+            part = Part(traffic.epoch, range(tid, tid + 1))
+            part.owners[tid] = owner
+            progress = self.progress[traffic.epoch] = Progress(None, self.workers)
+            progress.shares = []
+            if self.mode != "ordered":
+                self.mode = "ordered"
+                self.ordered.bind()
+            self.ordered.begin(part)
+        if progress is None:
+            self.early.setdefault(traffic.epoch, []).append((source, traffic))
+            return
+        progress.received[source] += 1
+        progress.is_reported = False
+        if traffic.share is not None:
+            assert progress.shares is not None
+            progress.shares.append(traffic.share)
+        part = self.ordered.parts[traffic.epoch]
+        rows = traffic.rows
+        if any(row[0] >= LEND for row in rows):
+            self._take_lent(part, progress, source, [row for row in rows if row[0] >= LEND])
+            rows = [row for row in rows if row[0] < LEND]
+        self.ordered.hear(part, source, rows)
+
+    def _finish(self, epoch: int) -> None:
+        del self.progress[epoch]
+        part = self.ordered.parts.get(epoch)
+        if part is not None:
+            self.ordered.finish(part)
+
+    def _show(self, now_us: int, show: Show, effects: list[Effect]) -> None:
+        wanted: Entities = []
+        for operator, table in self.program.tables.items():
+            if show.operator is None or show.operator == operator:
+                if show.key is None:
+                    wanted += [(operator, key, state) for key, state in table.items()]
+                elif show.key in table:
+                    wanted.append((operator, show.key, table[show.key]))
+        for entities, is_last in in_parts(wanted, self.config.entities_per_frame_max):
+            effects.append(self.channels.send(now_us, COORDINATOR, Shown(show.token, entities, is_last)))
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    def _has_work(self) -> bool:
+        return bool(self.roots) or self.ordered.lowest() > 0
+
+    def _work(self) -> None:
+        """A slice of it: what is lowest first."""
+        ordered, roots = self.ordered, self.roots
+        for _ in range(self.config.slice_calls_max):
+            lowest = ordered.lowest()
+            if lowest and not (roots and roots[0][1] < lowest):
+                ordered.repair()
+            elif roots:
+                ordered.start(*roots.popleft())
+            else:
+                return
+
+    def _flush(self, now_us: int, effects: list[Effect]) -> None:
+        """Send what has gathered, and report the first epoch if there is nothing left to do for it."""
+        for number, progress in self.progress.items():
+            part = self.ordered.parts.get(number)
+            if part is None:
+                continue
+            for worker, rows in part.outbox.items():
+                progress.sent[worker] += 1
+                progress.is_reported = False
+                effects.append(self.channels.send(now_us, worker, self._traffic(part, progress, rows)))
+            part.outbox.clear()
+        for number, progress in self.progress.items():
+            if progress.result is None:
+                if not self._is_idle(self.ordered.parts[number], progress):
+                    return
+                if not progress.is_reported:
+                    self._report(now_us, number, progress, effects)
+                return  # the next one only once this one is final
+            if not progress.is_reported:
+                self._report(now_us, number, progress, effects)
+
+    def _traffic(self, part: Part, progress: Progress, rows: list[Any]) -> Traffic:
+        if progress.shares is None:
+            return Traffic(part.number, rows)
+        share = split(progress.shares)
+        tid = part.tids[0]
+        return Traffic(part.number, rows, share, (tid, part.owners[tid]))
+
+    def _is_idle(self, part: Part, progress: Progress) -> bool:
+        if progress.alone is not None or (self.roots and self.roots[0][0] is part):
+            return False
+        lowest = self.ordered.lowest()
+        return not lowest or lowest > part.tids[-1]
+
+    def _report(self, now_us: int, number: int, progress: Progress, effects: list[Effect]) -> None:
+        progress.is_reported = True
+        results: list[Any] = []
+        failures: dict[int, Failure] = {}
+        suspects: list[int] = []
+        if progress.result is not None:
+            results, failures = progress.result
+        else:
+            part = self.ordered.parts[number]
+            suspects = sorted(part.suspects)
+            for tid in progress.mine:
+                root = part.roots.get(tid)
+                if tid in part.failures:
+                    failures[tid] = part.failures[tid][min(part.failures[tid])]
+                    results.append(None)
+                else:
+                    is_known = root is not None and root.result is not NOT_YET and tid not in part.suspects
+                    results.append(root.result if is_known else None)  # type: ignore[union-attr]
+        stats = {"ran": self.ordered.ran, "ran_again": self.ordered.ran_again}
+        shares, progress.shares = progress.shares, None if progress.shares is None else []
+        idle = Idle(number, list(progress.sent), list(progress.received), results, failures, suspects, stats, shares)
+        effects.append(self.channels.send(now_us, COORDINATOR, idle))
+
+    # --- transactions that run alone ----------------------------------------------------------------------------------
+
+    def _take_alone(self, alone: Alone) -> None:
+        progress, part, tid = self.progress[alone.epoch], self.ordered.parts[alone.epoch], alone.tid
+        progress.received[COORDINATOR] += 1
+        progress.is_reported = False
+        if alone.share is not None:
+            assert progress.shares is not None
+            progress.shares.append(alone.share)
+        touched = {(call.entry.operator.name, call.key) for call in part.calls.get(tid, {}).values()}
+        self.ordered.forget(part, tid)
+        part.suspects.discard(tid)
+        if part.owners[tid] == self.me:
+            progress.alone = RunAlone(self.program, lambda entity: self._own_state(entity, tid), tid)
+            progress.missing_lenders = set(alone.lenders) - {self.me}
+            early, progress.lent_early = progress.lent_early, []
+            for source, row in early:
+                self._take_lent(part, progress, source, [row])
+            if progress.alone is not None:
+                self._try_alone(part, progress)
+        else:
+            row = (LEND, tid, [(*entity, self._state_below(entity, tid)) for entity in sorted(touched, key=repr)])
+            self.ordered.tell(part, part.owners[tid], row)
+
+    def _take_lent(self, part: Part, progress: Progress, source: int, rows: list[Any]) -> None:
+        for kind, tid, *row in rows:
+            if kind == LEND and (progress.alone is None or progress.alone.tid != tid):
+                progress.lent_early.append((source, (kind, tid, *row)))
+            elif kind == LEND:
+                assert progress.alone is not None
+                for operator, key, state in row[0]:
+                    progress.alone.lend(operator, key, state)
+                progress.missing_lenders.discard(source)
+            elif kind == ASK:
+                (operator, key) = row
+                self.ordered.tell(part, source, (LEND, tid, [(operator, key, self._state_below((operator, key), tid))]))
+            else:
+                self._install(part, tid, row[0])
+        if progress.alone is not None and rows:
+            self._try_alone(part, progress)
+
+    def _try_alone(self, part: Part, progress: Progress) -> None:
+        alone, run = progress.alone, progress.run
+        assert alone is not None and run is not None
+        if progress.missing_lenders:
+            return
+        tid = alone.tid
+        at = part.tids.index(tid)
+        number = run.functions if isinstance(run.functions, int) else run.functions[at]
+        self.alone_tid = tid
+        outcome = alone.run(number, run.keys[at], tuple(run.args[at]))
+        self.alone_tid = 0
+        if outcome is None:
+            assert alone.wanted is not None
+            operator, key = alone.wanted
+            owner = self.ordered.shards.owner(self.app.operators[operator], key)
+            progress.missing_lenders.add(owner)
+            self.ordered.tell(part, owner, (ASK, tid, operator, key))
+            return
+        progress.alone = None
+        result, failure = outcome
+        root = part.roots[tid] = Call((tid, order.ROOT), self.program.numbered[number], run.keys[at], ())
+        root.result = result
+        if failure is not None:
+            part.failures[tid] = {(order.ROOT, self.me): failure}
+        by_owner: dict[int, Entities] = {}
+        for operator, key, state in alone.writes():
+            owner = self.ordered.shards.owner(self.app.operators[operator], key)
+            by_owner.setdefault(owner, []).append((operator, key, state))
+        for owner, entities in by_owner.items():
+            if owner == self.me:
+                self._install(part, tid, entities)
+            else:
+                self.ordered.tell(part, owner, (INSTALL, tid, entities))
+
+    def _install(self, part: Part, tid: int, entities: Entities) -> None:
+        """Writes of a transaction that ran alone become records of its TID."""
+        for n, (operator, key, state) in enumerate(entities, start=1):
+            entry = next(entry for entry in self.program.numbered if entry.operator.name == operator)
+            self.ordered.install(part, tid, n, entry, key, MISSING if state == MISSING else state)
+
+    def _own_state(self, entity: Entity, tid: int) -> Any:
+        operator, key = entity
+        if self.ordered.shards.owner(self.app.operators[operator], key) != self.me:
+            raise LookupError(entity)
+        return self._state_below(entity, tid)
+
+    def _state_below(self, entity: Entity, tid: int) -> Any:
+        operator, key = entity
+        chain = self.ordered.chains[self.app.operators[operator]].get(key)
+        if chain is None:
+            return self.program.tables[operator].get(key, MISSING)
+        return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)
+
+
+def split(shares: list[int]) -> int:
+    """Halve the largest share that is held; returns the half that leaves."""
+    at = min(range(len(shares)), key=shares.__getitem__)
+    shares[at] += 1
+    return shares[at]
+
+
+def in_parts(entities: Entities, count: int) -> list[tuple[Entities, bool]]:
+    """Cut for sending: at least one part, the last one marked."""
+    parts = [entities[at : at + count] for at in range(0, len(entities), count)] or [[]]
+    return [(part, at == len(parts) - 1) for at, part in enumerate(parts)]

@@ -1,0 +1,109 @@
+"""The ordered mode gives what the serial loop gives: any app, any interleaving, 1 to 5 workers, any epoch size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from headrace import App, Config, Reply
+from headrace.core.coordinator import Found, Read
+from headrace.core.engine import Answer, Submit
+from headrace.core.ingress import Admission
+from headrace.runtime.client import Replies
+from headrace.runtime.fleet import Fleet
+from tests.driver import Driver
+from tests.test_serializability import LOGS, MANY, PROGRAMS, app, bodies, call_of, exactly, outcome, run_oracle
+
+
+class Way(NamedTuple):
+    workers: int
+    mode: str
+    transactions_max: int
+    in_flight_max: int
+    slice_calls: int
+    batches: int
+    seed: int
+
+
+WAYS = st.builds(
+    Way,
+    st.integers(1, 5),
+    st.sampled_from(["auto", "ordered"]),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 5, 500]),
+    st.integers(1, 4),
+    st.integers(0, 1 << 32),
+)
+
+
+def run_fleet(
+    calls: Sequence[Any], way: Way, app: App = app, **limits: int
+) -> tuple[list[Reply], dict[Any, Any], dict[str, Any]]:
+    rng = random.Random(way.seed)
+    config = Config(
+        epoch_transactions_max=way.transactions_max,
+        epochs_in_flight_max=way.in_flight_max,
+        slice_calls_max=way.slice_calls,
+        **limits,
+    )
+    fleet = Fleet(app, config, way.workers, way.mode, rng.choice)
+    program = fleet.coordinator.program
+    admission, answers = Admission(program), {}
+    size = -(-len(calls) // way.batches)
+    for token, at in enumerate(range(0, len(calls), size)):
+        fleet.submit(Submit([(token, admission.admit(f"batch{token}", calls[at : at + size]))]))
+        for _ in range(rng.randrange(30)):
+            fleet.deliver()
+    fleet.submit(Read("state"))
+    state: dict[Any, Any] = {}
+    for effect in fleet.settle():
+        if isinstance(effect, Answer):
+            assert effect.token not in answers
+            answers[effect.token] = list(Replies(effect.answers, program.values.unseal))
+        elif isinstance(effect, Found):
+            state = {(name, key): program.values.unseal(value) for name, key, value in effect.entities}
+    for worker in fleet.workers.values():
+        assert not worker.progress and not worker.ordered.parts and not worker.early, "an epoch was left behind"
+        assert not any(worker.ordered.chains.values()) and not worker.ordered.aborted
+    return [reply for token in sorted(answers) for reply in answers[token]], state, fleet.coordinator.metrics()
+
+
+@given(PROGRAMS, LOGS, WAYS)
+@settings(max_examples=10 * MANY)
+def test_ordered_epochs_give_what_a_loop_over_the_log_gives(program: Any, log: Any, way: Way) -> None:
+    bodies[:] = program
+    calls = list(map(call_of, log))
+    expected, state = run_oracle(calls)
+    replies, found, metrics = run_fleet(calls, way)
+    event(f"{way.workers} workers, alone: {metrics['alone'] > 0}")
+    assert list(map(repr, map(outcome, replies))) == list(map(repr, expected))
+    assert exactly(found) == exactly(state)
+
+
+LIMITS = st.fixed_dictionaries(
+    {
+        "calls_max": st.sampled_from([1, 2, 3, 5, 8, 10_000]),
+        "depth_max": st.sampled_from([1, 2, 3, 256]),
+        "transaction_bytes_max": st.sampled_from([1, 4, 8, 20, 40, 1 << 20]),
+        "value_bytes_max": st.sampled_from([64, 1 << 20]),
+    }
+)
+
+
+@given(PROGRAMS, LOGS, WAYS, LIMITS)
+@settings(max_examples=5 * MANY)
+def test_limits_are_met_where_a_serial_run_meets_them(program: Any, log: Any, way: Way, limits: dict[str, int]) -> None:
+    bodies[:] = program
+    calls = list(map(call_of, log))
+    driver = Driver(app, Config(**limits))
+    driver.submit(0, ("all", calls))
+    driver.finish()
+    replies, found, metrics = run_fleet(calls, way, **limits)
+    event(f"alone: {metrics['alone'] > 0}")
+    assert list(map(repr, map(outcome, replies))) == list(map(repr, map(outcome, driver.replies[0])))
+    assert exactly(found) == exactly(driver.state())
