@@ -55,6 +55,9 @@ class Config:
     # Calls that a worker runs before it looks at its messages again.
     slice_calls_max: int = 500
 
+    # A function's calls are predicted once so many runs of it were alike.
+    predict_after_runs: int = 16
+
     # A function that runs longer than this is stopped with its worker, and its transaction aborts by decree.
     wall_limit_us: int = 10_000_000
 

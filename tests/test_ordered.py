@@ -26,6 +26,7 @@ class Way(NamedTuple):
     in_flight_max: int
     slice_calls: int
     batches: int
+    predict_after: int
     seed: int
 
 
@@ -37,6 +38,7 @@ WAYS = st.builds(
     st.integers(1, 3),
     st.sampled_from([1, 2, 5, 500]),
     st.integers(1, 4),
+    st.sampled_from([1, 1, 2, 3, 1000]),
     st.integers(0, 1 << 32),
 )
 
@@ -49,6 +51,7 @@ def run_fleet(
         epoch_transactions_max=way.transactions_max,
         epochs_in_flight_max=way.in_flight_max,
         slice_calls_max=way.slice_calls,
+        predict_after_runs=way.predict_after,
         **limits,
     )
     fleet = Fleet(app, config, way.workers, way.mode, rng.choice)

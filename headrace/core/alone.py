@@ -45,9 +45,7 @@ class RunAlone:
         self.own, self.tid = own, tid
         self.before: dict[Entity, Any] = {}  # as it was below the TID
         self.wanted: Entity | None = None
-        self.program = Program(
-            program.app, program.config, program, table=lambda operator: LentTable(operator, self)
-        )
+        self.program = Program(program.app, program.config, program, table=lambda operator: LentTable(operator, self))
         self.executor = SerialExecutor(self.program)
 
     def lend(self, operator: str, key: Key, state: Any) -> None:

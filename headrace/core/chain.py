@@ -33,53 +33,52 @@ NOT_YET: Any = object()  # no result so far
 
 
 class Call:
-    """A call of a transaction, on the worker that owns its entity."""
+    """A call of a transaction, on the worker that owns its entity. Most calls run once, in their turn: what only others
+    need has its default in the class."""
 
-    __slots__ = (
-        "answered",
-        "args",
-        "attempt",
-        "caller_size",
-        "caller_worker",
-        "deltas",
-        "depth",
-        "entry",
-        "failed_at",
-        "failure",
-        "frame",
-        "is_gone",
-        "is_linked",
-        "is_queued",
-        "key",
-        "made",
-        "must_run",
-        "new",
-        "order",
-        "read",
-        "result",
-        "seen",
-    )
+    __slots__ = ("__dict__", "args", "entry", "key", "made", "new", "order", "read", "result", "seen")
+
+    deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
+    failure: Failure | None = None
+    failed_at = b""
+    frame: Frame | None = None  # of a coroutine that has awaited something
+    caller_worker = 0  # of an awaited call: who waits for the answer,
+    caller_size = 0  # how long the caller's place is,
+    depth = 0  # how many wait above,
+    attempt = 0  # and which try this is
+    answered: Any = NOT_YET  # what the caller was told
+    is_linked = False  # is it in its entity's chain?
+    is_queued = False  # is it going to be looked at?
+    is_gone = False
+    must_run = True
 
     def __init__(self, order: Order, entry: Entry, key: Key, args: Args) -> None:
         self.order, self.entry, self.key, self.args = order, entry, key, args
         self.seen: Any = None  # the entity's sealed state before
         self.new: Any = None  # and after
-        self.deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
         self.read = True  # whether what it saw matters
         self.result: Any = NOT_YET
-        self.failure: Failure | None = None
         self.made: dict[int, Made] | None = None  # the calls it made that are under way
-        self.frame: Frame | None = None  # of a coroutine that has awaited something
-        self.failed_at = b""
-        # Of an awaited call: who waits, how long the caller's place is, how many wait above, which try this is.
-        self.caller_worker = self.caller_size = self.depth = self.attempt = 0
-        self.answered: Any = NOT_YET  # what the caller was told
-        self.is_linked = self.is_queued = self.is_gone = False
-        self.must_run = True
 
     @property
     def call(self) -> Call:
         return self
+
+
+class Ran(Call):
+    """A call that ran at once, when it was the last of its chain."""
+
+    __slots__ = ()
+
+    is_linked = True
+    must_run = False
+
+    def __init__(
+        self, order: Order, entry: Entry, key: Key, args: Args, seen: Any, new: Any, read: bool, result: Any
+    ) -> None:
+        self.order, self.entry, self.key, self.args = order, entry, key, args
+        self.seen, self.new, self.read, self.result = seen, new, read, result
+        self.made = None
 
 
 class Segment:
@@ -103,7 +102,17 @@ Made = tuple[bool, Entry, Key, Args]  # is it awaited?
 class Frame:
     """A coroutine's run: what it awaited and was told, and where it stands."""
 
-    __slots__ = ("answers", "attempts", "coroutine", "context", "queue", "segment", "segments", "unawaited", "waits_for")
+    __slots__ = (
+        "answers",
+        "attempts",
+        "context",
+        "coroutine",
+        "queue",
+        "segment",
+        "segments",
+        "unawaited",
+        "waits_for",
+    )
 
     def __init__(self) -> None:
         self.answers: dict[int, Any] = {}  # by the call's number; sealed

@@ -136,6 +136,8 @@ class Coordinator(Engine):
         self.asked = 0
         self.overran: dict[int, int] = {}  # TID -> how often
         self.poisoned: set[int] = set()
+        self.predictions: dict[int, list[Any]] = {}  # by the function's number
+        self.predictions_told = 0
         self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0, "ran": 0, "ran_again": 0}
 
     def check(self, workers: int) -> None:
@@ -248,18 +250,16 @@ class Coordinator(Engine):
         is_lone = mode == "ordered" and len(epoch) == 1 and not self.flights
         flight = self.flights[epoch.number] = Flight(epoch, mode, is_lone, rows)
         tids = epoch.tids
-        numbers: list[int] | int = [entry.number for entry in epoch.entries]
-        if len(set(numbers)) == 1:
-            numbers = numbers[0]
+        numbers = [entry.number for entry in epoch.entries]
         tid_list = set(tids)
         run = Run(
             epoch.number,
             mode,
             (tids.start, tids.stop, tids.step),
-            numbers,
+            numbers[0] if len(set(numbers)) == 1 else numbers,
             epoch.keys,
             epoch.args,
-            [],
+            None if is_lone else self._news(),
             sorted(self.poisoned & tid_list) if self.poisoned else [],
             sorted(tid for tid in self.overran if tid in tid_list and tid not in self.poisoned) if self.overran else [],
             is_lone,
@@ -269,6 +269,13 @@ class Coordinator(Engine):
         for worker in to:
             self._tell(now_us, flight, worker, run, effects)
         return True
+
+    def _news(self) -> list[Any] | None:
+        """The call graphs learned so far, if the workers have not got them yet."""
+        if self.predictions_told == len(self.predictions):
+            return None
+        self.predictions_told = len(self.predictions)
+        return [template for templates in self.predictions.values() for template in templates]
 
     def _tell(self, now_us: int, flight: Flight, worker: int, body: Any, effects: list[Effect]) -> None:
         flight.sent[worker] = flight.sent.get(worker, 0) + 1
@@ -280,6 +287,10 @@ class Coordinator(Engine):
             return
         flight.idle[worker] = idle
         flight.suspects.update(idle.suspects)
+        for template in idle.learned:
+            known = self.predictions.setdefault(template[0], [])
+            if all(template[1] != other[1] for other in known):
+                known.append(template)
         if idle.shares is not None:
             flight.shares += idle.shares
         if not self._has_settled(flight):
@@ -419,6 +430,7 @@ class Coordinator(Engine):
     def _begin_term(self, now_us: int, effects: list[Effect]) -> None:
         self.channels.begin(self.term + 1)
         self.flights.clear()
+        self.predictions_told = 0
         ahead = sum(isinstance(item, Epoch) for item in self.backlog)
         self.backlog.extendleft(reversed(self.log[: len(self.log) - ahead]))
         owned: dict[int, Entities] = {worker: [] for worker in range(1, self.workers + 1)}
@@ -429,9 +441,7 @@ class Coordinator(Engine):
             )
         for worker, all_entities in owned.items():
             for entities, is_last in in_parts(all_entities, self.config.entities_per_frame_max):
-                begin = Begin(
-                    self.shards.owners, self.shards.version, self.workers, self.copied_tid, entities, is_last
-                )
+                begin = Begin(self.shards.owners, self.shards.version, self.workers, self.copied_tid, entities, is_last)
                 effects.append(self.channels.send(now_us, worker, begin))
 
     def _recover(self, now_us: int, worker: int, effects: list[Effect]) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from headrace.config import Config
-from headrace.core.egress import Submission
 from headrace.core.channel import SetTimer, Tick
+from headrace.core.egress import Submission
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.execution import SerialExecutor
 from headrace.core.ingress import Ledger, SourceBatches, reuse

@@ -39,7 +39,7 @@ class Transaction:
         self.limits = (calls_max, bytes_max)
         self.epoch: Epoch
         self.undo: list[tuple[Table, Key, Any]] = []  # what an entity's sealed state was
-        self.queue: list[tuple[Entry, Key, Args]] = []  # asynchronous calls, in the order they were made
+        self.queue: list[Any] = []  # asynchronous calls, in the order they were made
         self.reset()
 
     def reset(self) -> None:

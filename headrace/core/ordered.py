@@ -30,45 +30,33 @@ from headrace.core.chain import (
     Chain,
     Frame,
     Made,
+    Ran,
     Record,
     Segment,
     locate,
     same,
     same_call,
-    same_target,
     value_before,
 )
-from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
+from headrace.core.exchange import FAILED, Exchange, Part, Row, same_failure
 from headrace.core.execution import Call as Awaitable
+from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
 from headrace.core.placement import ShardMap
-from headrace.core.program import MISSING, Args, Entry, Program
+from headrace.core.prediction import Lessons, Predictions, Template
+from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failure
-from headrace.wire.values import Key, shown
-
-# What workers tell each other: the first item of a row.
-CALL, CANCEL, ANSWER, FAILED, MENDED, ABORTED, REVIVED = range(7)
-
-
-class Part:
-    """One epoch, as far as this worker knows it."""
-
-    def __init__(self, number: int, tids: range) -> None:
-        self.number, self.tids = number, tids
-        self.calls: dict[int, dict[bytes, Call]] = {}  # by TID and place
-        self.roots: dict[int, Call] = {}
-        self.owners: dict[int, int] = {}  # TID -> the worker of its root
-        self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
-        self.spread: set[int] = set()  # own roots' transactions that other workers know of
-        self.suspects: set[int] = set()
-        self.bytes: dict[int, int] = {}  # per TID, where it counts
-        self.outbox: dict[int, list[Any]] = {}
+from headrace.wire.values import HIGH, LOW, Key, shown
 
 
 class OrderedContext(SerialContext):
     """Notes whether the state was looked at, and keeps merges apart."""
 
     __slots__ = ("_deltas", "_read", "_tid")
+
+    _deltas: tuple[Any, ...] | None
+    _read: bool
+    _tid: int
 
     @property
     def tid(self) -> int:
@@ -99,7 +87,7 @@ class OrderedContext(SerialContext):
             self._deltas = (*self._deltas, self._values.seal(delta))
 
 
-class OrderedExecutor:
+class OrderedExecutor(Exchange):
     def __init__(self, program: Program, me: int) -> None:
         self.program, self.values, self.me = program, program.values, me
         self.depth_max, self.calls_max = program.config.depth_max, program.config.calls_max
@@ -113,6 +101,8 @@ class OrderedExecutor:
         self.pushed = 0
         self.running = 0
         self.ran = self.ran_again = 0
+        self.predictions: Predictions = {}
+        self.learned: list[Any] = []  # templates that nobody has been told of
         self.chains: dict[Any, dict[Key, Chain]] = {operator: {} for operator in program.app.operators.values()}
 
     def bind(self) -> None:
@@ -120,6 +110,8 @@ class OrderedExecutor:
         for entry in self.program.entries:
             entry.bind(self._context(entry))
             entry.chains = self.chains[entry.operator]
+            if entry.sealed is not entry and entry.lessons is None and entry not in self.predictions:
+                entry.lessons = Lessons(self.program.config.predict_after_runs)
 
     def decreed(self, entry: Entry, why: str) -> Entry:
         """The entry for a transaction that aborts by decree."""
@@ -137,18 +129,171 @@ class OrderedExecutor:
     def begin(self, part: Part) -> None:
         self.parts[part.number] = part
 
-    def start(self, part: Part, tid: int, entry: Entry, key: Key, args: Args) -> None:
-        """A root of this worker's."""
-        call = Call((tid, order.ROOT), entry, key, args)
-        part.roots[tid] = call
-        part.calls[tid] = {order.ROOT: call}
+    def work(self, budget: int) -> None:
+        """A slice of what there is to do: what is lowest first."""
+        for part in self.parts.values():
+            while part.at < len(part.rows):
+                while self.lowest() and self.heap[0][0] < part.rows[part.at][:2]:
+                    if budget <= 0:
+                        return
+                    budget -= 1
+                    self.repair()
+                if budget <= 0:
+                    return
+                budget -= self._run_rows(part, budget)
+        while budget > 0 and self.lowest():
+            budget -= 1
+            self.repair()
+
+    def has_work(self) -> bool:
+        return self.lowest() > 0 or any(part.at < len(part.rows) for part in self.parts.values())
+
+    def is_idle(self, part: Part) -> bool:
+        lowest = self.lowest()
+        return part.at == len(part.rows) and not 0 < lowest <= part.tids[-1]
+
+    def _run_rows(self, part: Part, budget: int) -> int:
+        """The hot loop: rows in their order, and what they call here, as long as each is the last of its chain. What is
+        not so simple goes the long way. Returns how many rows were started."""
+        rows, at, heap, transaction = part.rows, part.at, self.heap, self.transaction
+        queue, calls_of, predictions = transaction.queue, part.calls, part.predictions
+        start, stop = at, min(len(rows), at + budget)
+        while at < stop and not (heap and heap[0][0] < rows[at][:2]):
+            todo = [rows[at]]
+            at += 1
+            for tid, place, entry, key, args in todo:  # which grows
+                chain = entry.chains.get(key)
+                is_root = place is order.ROOT
+                if (
+                    not entry.is_plain
+                    or (chain is not None and chain[-1].order[0] >= tid)
+                    or (place[0] == 1 and not is_root)  # somebody awaits it
+                ):
+                    self._start(part, (tid, place, entry, key, args))
+                    continue
+                table, context = entry.table, entry.context
+                if transaction.is_marked:
+                    transaction.reset()
+                queue.clear()
+                context.key, context._tid = key, tid
+                before = table.get(key, MISSING)
+                context._state, context._read, context._deltas = before, False, ()
+                self.running = tid
+                self.ran += 1
+                try:
+                    result = entry.run(*args)
+                    if is_root and (type(result) is not int or result >= HIGH or result <= LOW):
+                        result = self.values.seal(result)
+                except BaseException as error:
+                    call = self._registered(part, tid, place, entry, key, args)
+                    self._predict(part, call)
+                    self._link(call, call)
+                    call.must_run = False
+                    self._fail(part, call, call, before, error, context, None)
+                    continue
+                state, deltas, read = context._state, context._deltas, context._read
+                call = Ran((tid, place), entry, key, args, before, state, read, result)
+                if chain is None:
+                    entry.chains[key] = [before, call]
+                else:
+                    chain.append(call)
+                if state is not before:
+                    if state is MISSING:
+                        table.pop(key, None)
+                    else:
+                        table[key] = state
+                if not read:
+                    if deltas:
+                        call.deltas = deltas
+                    elif state is before:
+                        call.read = True
+                calls = calls_of.get(tid)
+                if calls is None:
+                    calls_of[tid] = {place: call}
+                else:
+                    calls[place] = call
+                if entry.lessons is not None:
+                    self._learn(entry, key, args, queue)
+                if transaction.is_marked:
+                    self._count_marks(part, tid, transaction)
+                templates = predictions.get(entry) if is_root else None
+                if queue or templates is not None:
+                    self._send_on(part, call, templates, todo)
+        part.at = at
+        self.running = 0
+        return at - start
+
+    def _send_on(self, part: Part, call: Call, templates: list[Template] | None, todo: list[Row]) -> None:
+        """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
+        they were predicted."""
+        queue = self.transaction.queue
+        tid, place = call.order
+        predicted: dict[int, Made] = {}
+        if templates is not None:
+            self._predict(part, call)
+            predicted = call.made or {}
+        if len(part.calls[tid]) + len(queue) > self.calls_max // self.workers or any(
+            n > len(queue) or not same_call(wrong, (False, *queue[n - 1])) for n, wrong in predicted.items()
+        ):
+            self._dispatch_sent(part, call, queue)
+            return
+        made = call.made = {}
+        n = 0
+        for entry, key, args in queue:
+            n += 1
+            made[n] = wanted = (False, entry, key, args)
+            if self.shards.owner(entry.operator, key) == self.me:
+                todo.append((tid, order.sent(place, n), entry, key, args))
+            elif n not in predicted:
+                self._make(part, call, n, wanted)
+
+    def _start(self, part: Part, row: Row) -> None:
+        """A row, the long way."""
+        tid, place, entry, key, args = row
+        if tid in part.suspects:
+            return
+        call = self._registered(part, tid, place, entry, key, args)
+        if place[0] == 1:
+            if place == order.ROOT:
+                self._predict(part, call)
+            else:  # predicted, and awaited by the root
+                call.caller_worker, call.caller_size, call.depth, call.attempt = part.owner(tid), 1, 1, 1
         self._run(part, call)
+
+    def _registered(self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any) -> Call:
+        call = Call((tid, place), entry, key, args)
+        part.calls.setdefault(tid, {})[place] = call
+        return call
+
+    def _predict(self, part: Part, call: Call) -> None:
+        """Calls of a root that other workers run without being told count as made."""
+        if call.order[1] != order.ROOT:
+            return
+        for template in part.predictions.get(call.entry, ()):
+            made = template.fill(call.key, call.args)
+            if made is not None and self.shards.owner(made[1].operator, made[2]) != self.me:
+                if call.made is None:
+                    call.made = {}
+                call.made[template.n] = made
+                if template.is_awaited:
+                    if call.frame is None:
+                        call.frame = Frame()
+                    call.frame.attempts[template.n] = 1
+
+    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+        made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
+        verdict = entry.lessons.note(key, args, made)
+        if verdict is not None:
+            if verdict:
+                self.learned += entry.lessons.templates(entry)
+            entry.lessons = None
 
     def lowest(self) -> int:
         """The TID of what is to be done next; 0 if there is nothing."""
-        while self.heap and self.heap[0][2].is_gone:
-            heapq.heappop(self.heap)
-        return self.heap[0][0][0] if self.heap else 0
+        heap = self.heap
+        while heap and heap[0][2].is_gone:
+            heapq.heappop(heap)
+        return heap[0][0][0] if heap else 0
 
     def repair(self) -> None:
         """Do the lowest thing that there is to do."""
@@ -257,7 +402,7 @@ class OrderedExecutor:
             self.ran_again += 1
         call.must_run = False
         if call.frame is not None and call.frame.coroutine is not None:
-            self._let_go(call.frame)
+            self._let_go(part, call)
         entry, transaction = call.entry, self.transaction
         self._reset(transaction)
         self.ran += 1
@@ -386,6 +531,8 @@ class OrderedExecutor:
 
     def _complete(self, part: Part, call: Call, result: Any) -> None:
         """A call has returned: its caller is answered, its one-way calls are made."""
+        if call.entry.lessons is not None:
+            self._learn(call.entry, call.key, call.args, self.transaction.queue)
         tid, transaction = call.order[0], self.transaction
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
@@ -414,6 +561,7 @@ class OrderedExecutor:
         self, part: Part, call: Call, record: Record, before: Any, error: BaseException, context: Any, coroutine: Any
     ) -> None:
         tid = call.order[0]
+        self.running = 0
         failure = Failure(*describe(error), call.entry.name, call.key)
         transaction = self.transaction
         if transaction.is_marked:
@@ -442,11 +590,12 @@ class OrderedExecutor:
             if call.failed_at != place:
                 self._mend(part, call)
         call.failure, call.failed_at = failure, place
-        if part.owners[tid] == self.me:
+        owner = part.owner(tid)
+        if owner == self.me:
             self.failed(part, tid, place, self.me, failure)
         else:
             row = (FAILED, tid, place, failure.code, failure.type, failure.message, failure.function, failure.key)
-            self.tell(part, part.owners[tid], row)
+            self.tell(part, owner, row)
 
     # --- coroutines that wait -----------------------------------------------------------------------------------------
 
@@ -477,6 +626,7 @@ class OrderedExecutor:
         frame.coroutine, frame.context, frame.waits_for, frame.segment = coroutine, context, n, segment
         frame.queue, frame.unawaited = list(transaction.queue), transaction.unawaited
         transaction.unawaited = {}
+        part.waiting[call] = None
         self._trim(call, frame.segments.index(segment) + 1)
         if transaction.is_marked:
             self._count_marks(part, call.order[0], transaction)
@@ -492,6 +642,7 @@ class OrderedExecutor:
         if n not in frame.answers:
             return
         frame.coroutine = frame.segment = None
+        del part.waiting[call]
         transaction.reset()
         transaction.queue[:] = frame.queue
         transaction.unawaited, transaction.is_marked = frame.unawaited, bool(frame.unawaited)
@@ -504,214 +655,25 @@ class OrderedExecutor:
         self._drive(part, call, context, coroutine, answer, segment, before, done)
         self.running = 0
 
-    def _let_go(self, frame: Frame) -> None:
-        """A suspended run is void."""
+    def _let_go(self, part: Part, call: Call) -> None:
+        """A coroutine that waits is void."""
+        frame = call.frame
+        assert frame is not None
+        del part.waiting[call]
         coroutine, frame.coroutine, frame.segment = frame.coroutine, None, None
         frame.context.retire()
         with contextlib.suppress(BaseException):
             coroutine.close()
 
-    # --- calls made ---------------------------------------------------------------------------------------------------
+    # --- the end of calls and epochs ----------------------------------------------------------------------------------
 
-    def _dispatch_sent(self, part: Part, call: Call, queue: list[Any]) -> None:
-        """Make the one-way calls of a call that has returned, as far as they differ from those under way."""
-        made = call.made
-        if made is None:
-            if not queue:
-                return
-            made = call.made = {}
-        n = 0
-        for entry, key, args, *is_awaited in queue:
-            n += 1
-            if is_awaited:
-                continue
-            wanted = (False, entry, key, args)
-            old = made.get(n)
-            if old is None:
-                made[n] = wanted
-                self._make(part, call, n, wanted)
-            elif not same_call(old, wanted):
-                self._replace(part, call, n, old, wanted)
-        if len(made) > n:
-            for other in [m for m in made if m > n]:
-                self._cancel(part, call, other, made.pop(other))
-
-    def _replace(self, part: Part, call: Call, n: int, old: Made | None, wanted: Made) -> None:
-        assert call.made is not None
-        if old is not None and not same_target(old, wanted):
-            self._cancel(part, call, n, old)
-        call.made[n] = wanted
-        self._make(part, call, n, wanted)
-
-    def _make(self, part: Part, call: Call, n: int, made: Made) -> None:
-        tid, place = call.order
-        is_awaited, entry, key, args = made
-        worker = self._owner(entry, key)
-        caller_size = depth = attempt = 0
-        if is_awaited:
-            assert call.frame is not None
-            at, caller_size, depth = order.awaited(place, n), len(place), call.depth + 1
-            attempt = call.frame.attempts[n]
-        else:
-            at = order.sent(place, n)
-        if worker == self.me:
-            self.arrive(part, tid, at, entry, key, args, self.me, caller_size, depth, attempt)
-        else:
-            if tid not in part.spread:
-                part.spread.add(tid)
-                if tid in self.aborted and part.owners[tid] == self.me:
-                    self._tell_all(part, (ABORTED, tid))
-            row = (CALL, tid, at, entry.number, key, args, caller_size, depth, attempt)
-            self.tell(part, worker, row)
-
-    def _owner(self, entry: Entry, key: Key) -> int:
-        return self.shards.owner(entry.operator, key)
-
-    def _cancel(self, part: Part, call: Call, n: int, made: Made) -> None:
-        tid, place = call.order
-        is_awaited, entry, key, _ = made
-        at = order.awaited(place, n) if is_awaited else order.sent(place, n)
-        worker = self._owner(entry, key)
-        if worker == self.me:
-            self.cancel(part, tid, at)
-        else:
-            self.tell(part, worker, (CANCEL, tid, at))
-
-    def arrive(
-        self,
-        part: Part,
-        tid: int,
-        place: bytes,
-        entry: Entry,
-        key: Key,
-        args: Args,
-        caller_worker: int = 0,
-        caller_size: int = 0,
-        depth: int = 0,
-        attempt: int = 0,
-    ) -> None:
-        """A call for one of this worker's entities: a new one, or one that replaces the call at its place."""
-        if tid in part.suspects:
-            return
-        calls = part.calls.get(tid)
-        if calls is None:
-            calls = part.calls[tid] = {}
-        old = calls.get(place)
-        if old is not None:
-            if old.entry is entry and type(old.key) is type(key) and old.key == key:
-                old.args, old.attempt, old.caller_worker = args, attempt, caller_worker
-                old.answered, old.must_run = NOT_YET, True
-                self._queue(old)
-                return
-            self._drop(part, old)
-        call = Call((tid, place), entry, key, args)
-        call.caller_worker, call.caller_size, call.depth, call.attempt = caller_worker, caller_size, depth, attempt
-        calls[place] = call
-        if len(calls) * self.workers > self.calls_max:
-            part.suspects.add(tid)
-        else:
-            self._queue(call)
-
-    def cancel(self, part: Part, tid: int, place: bytes) -> None:
-        call = part.calls.get(tid, {}).pop(place, None)
-        if call is not None:
-            self._drop(part, call)
-
-    def install(self, part: Part, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
-        """A write of a transaction that ran alone."""
-        call = Call((tid, order.awaited(order.ROOT, n)), entry, key, ())
-        part.calls.setdefault(tid, {})[call.order[1]] = call
-        chain, at = self._link(call, call)
-        call.seen, call.new = value_before(chain, at, tid, self.aborted), state
-        call.read = call.must_run = False
-        self._ripple(call, chain, at)
-
-    def _drop(self, part: Part, call: Call) -> None:
-        """A call was not made after all: nor were those that it made."""
+    def _remove(self, part: Part, call: Call) -> None:
         if call.frame is not None and call.frame.coroutine is not None:
-            self._let_go(call.frame)
+            self._let_go(part, call)
         self._trim(call, 0)
         self._unlink(call)
-        if call.failure is not None:
-            self._mend(part, call)
-        for n, made in (call.made or {}).items():
-            self._cancel(part, call, n, made)
-        call.made = None
-
-    def forget(self, part: Part, tid: int) -> None:
-        """Remove all that is known of a transaction here, without telling anybody: everybody does the same."""
-        for call in part.calls.pop(tid, {}).values():
-            if call.frame is not None and call.frame.coroutine is not None:
-                self._let_go(call.frame)
-            self._trim(call, 0)
-            self._unlink(call)
-        part.failures.pop(tid, None)
-        part.roots.pop(tid, None)
-        part.bytes.pop(tid, None)
-        self.aborted.discard(tid)
-
-    # --- answers, failures, aborts ------------------------------------------------------------------------------------
-
-    def _answer(self, part: Part, call: Call) -> None:
-        tid, place = call.order
-        caller = place[: call.caller_size]
-        n, _ = order.read_number(place, call.caller_size)
-        if call.caller_worker == self.me:
-            self.answered(part, tid, caller, n, call.attempt, call.result)
-        else:
-            self.tell(part, call.caller_worker, (ANSWER, tid, caller, n, call.attempt, call.result))
-
-    def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> None:
-        call = part.calls.get(tid, {}).get(place)
-        if call is None or call.frame is None or call.frame.attempts.get(n) != attempt:
-            return  # to a call that was not made after all
-        frame = call.frame
-        if n in frame.answers and same(frame.answers[n], result):
-            return
-        frame.answers[n] = result
-        if frame.coroutine is not None and frame.waits_for == n:
-            assert frame.segment is not None
-            self._queue(frame.segment)
-        elif frame.coroutine is None or n < frame.waits_for:
-            call.must_run = True
-            self._queue(call)
-
-    def _mend(self, part: Part, call: Call) -> None:
-        """A call that failed does not any more."""
-        tid, place, call.failure = call.order[0], call.failed_at, None
-        if part.owners[tid] == self.me:
-            self.mended(part, tid, place, self.me)
-        else:
-            self.tell(part, part.owners[tid], (MENDED, tid, place))
-
-    def failed(self, part: Part, tid: int, place: bytes, worker: int, failure: Failure) -> None:
-        """A call of an own root's transaction failed."""
-        failures = part.failures.setdefault(tid, {})
-        failures[place, worker] = failure
-        if len(failures) == 1 and tid not in self.aborted:
-            self.abort(part, tid)
-            if tid in part.spread:
-                self._tell_all(part, (ABORTED, tid))
-
-    def mended(self, part: Part, tid: int, place: bytes, worker: int) -> None:
-        failures = part.failures.get(tid, {})
-        failures.pop((place, worker), None)
-        if not failures and tid in self.aborted:
-            part.failures.pop(tid, None)
-            self.revive(part, tid)
-            if tid in part.spread:
-                self._tell_all(part, (REVIVED, tid))
-
-    def abort(self, part: Part, tid: int) -> None:
-        self.aborted.add(tid)
-        self._look_again(part, tid)
-
-    def revive(self, part: Part, tid: int) -> None:
-        self.aborted.discard(tid)
-        self._look_again(part, tid)
 
     def _look_again(self, part: Part, tid: int) -> None:
-        """Whether others see a transaction's writes has changed."""
         for call in part.calls.get(tid, {}).values():
             records: list[Record] = [call] if call.frame is None else [call, *call.frame.segments]
             for record in records:
@@ -722,49 +684,29 @@ class OrderedExecutor:
                         at += 1
                     self._ripple(call, chain, at)
 
-    # --- the others ---------------------------------------------------------------------------------------------------
+    def install(self, part: Part, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
+        """A write of a transaction that ran alone."""
+        call = self._registered(part, tid, order.awaited(order.ROOT, n), entry, key, ())
+        chain, at = self._link(call, call)
+        call.seen, call.new = value_before(chain, at, tid, self.aborted), state
+        call.read = call.must_run = False
+        self._ripple(call, chain, at)
 
-    def tell(self, part: Part, worker: int, row: Any) -> None:
-        rows = part.outbox.get(worker)
-        if rows is None:
-            part.outbox[worker] = [row]
-        else:
-            rows.append(row)
+    def done(self, part: Part, tid: int, entry: Entry, key: Key, result: Any) -> None:
+        """The root of a transaction that ran alone: it only stands for the result."""
+        call = self._registered(part, tid, order.ROOT, entry, key, ())
+        call.result, call.must_run = result, False
 
-    def _tell_all(self, part: Part, row: Any) -> None:
-        for worker in range(1, self.workers + 1):
-            if worker != self.me:
-                self.tell(part, worker, row)
-
-    def hear(self, part: Part, source: int, rows: list[Any]) -> None:
-        """What another worker has told."""
-        entries = self.program.numbered
-        for kind, tid, *row in rows:
-            if kind == CALL:
-                place, number, key, args, caller_size, depth, attempt = row
-                self.arrive(part, tid, place, entries[number], key, tuple(args), source, caller_size, depth, attempt)
-            elif kind == CANCEL:
-                self.cancel(part, tid, row[0])
-            elif kind == ANSWER:
-                self.answered(part, tid, *row)
-            elif kind == FAILED:
-                self.failed(part, tid, row[0], source, Failure(*row[1:]))
-            elif kind == MENDED:
-                self.mended(part, tid, row[0], source)
-            elif kind == ABORTED:
-                self.abort(part, tid)
-            else:
-                self.revive(part, tid)
-
-    def outcome(self, part: Part, tid: int) -> tuple[Any, Failure | None]:
-        """Of an own root's transaction, as things stand."""
-        failures = part.failures.get(tid)
-        if failures:
-            return None, failures[min(failures)]
-        return part.roots[tid].result, None
+    def let_all_go(self) -> None:
+        """Nothing that has begun is going to end."""
+        for part in self.parts.values():
+            for call in list(part.waiting):
+                self._let_go(part, call)
 
     def finish(self, part: Part) -> None:
         """An epoch is final: its records are history."""
+        for call in list(part.waiting):  # those of aborted transactions wait in vain
+            self._let_go(part, call)
         del self.parts[part.number]
         if not self.parts:
             self.heap.clear()
@@ -773,19 +715,13 @@ class OrderedExecutor:
                 chains.clear()
             return
         last = part.tids[-1]
-        for calls in part.calls.values():
-            for call in calls.values():
-                chain = call.entry.chains.get(call.key)
-                if chain is None or len(chain) == 1 or chain[1].order[0] > last:
-                    continue
-                at = locate(chain, (last + 1, b""))
-                if at == len(chain):
-                    del call.entry.chains[call.key]
-                else:
+        for chains in self.chains.values():
+            alive = {key: chain for key, chain in chains.items() if chain[-1].order[0] > last}
+            for chain in alive.values():
+                if chain[1].order[0] <= last:
+                    at = locate(chain, (last + 1, b""))
                     chain[0] = value_before(chain, at, 0, self.aborted)
                     del chain[1:at]
+            chains.clear()
+            chains.update(alive)
         self.aborted.difference_update(part.tids)
-
-
-def same_failure(one: Failure, other: Failure) -> bool:
-    return (one.code, one.type, one.message) == (other.code, other.type, other.message)

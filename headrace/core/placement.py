@@ -1,7 +1,7 @@
 """Placement: which worker owns an entity.
 
-An entity belongs to a shard by a stable hash of its key (or of what the operator's `partition_by` makes of it), the same
-in every process and version; a shard belongs to a worker by the shard map, which has a version and changes only between
+An entity belongs to a shard by a stable hash of its key (or of what the operator's `partition_by` makes of it), which
+is the same in every process and version; a shard belongs to a worker by the shard map, which has a version and changes only between
 two epochs. Entities of different operators with the same key are neighbours.
 """
 

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config
+from headrace.core.placement import shard_of
 from headrace.errors import BadArguments, BadValue, ModelError, Poisoned, TooLarge, UnknownFunction
 from headrace.model.app import App, hints_of
-from headrace.core.placement import shard_of
 from headrace.model.operator import Function
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown
 
@@ -46,6 +46,7 @@ class Program:
     ) -> None:
         """`like` is a program of the same app and configuration, whose work need not be done again."""
         self.app, self.config = app, config
+        self.values: Values
         try:
             self.values = like.values if like is not None else values_of(app, config)
         except BadValue as error:
@@ -123,6 +124,7 @@ class Entry:
         "fits",
         "function",
         "is_plain",
+        "lessons",
         "name",
         "number",
         "operator",
@@ -141,6 +143,9 @@ class Entry:
         like: Entry | None = None,
     ) -> None:
         self.function, self.table, self.operator = function, table, function.operator
+        self.signature: Signature
+        self.fits: Callable[[Args], bool]
+        self.number: int
         self.name, self.body, self.is_plain = function.full_name, function.body, not function.is_async
         if twin is None:
             self.signature = like.signature if like is not None else Signature(function, values)
@@ -152,6 +157,7 @@ class Entry:
             body, decode = function.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
         self.number = 0
+        self.lessons: Any = None  # what is being learned of its calls
         self.chains: Any = None  # of the operator's entities, in the ordered mode
         self.context: Any = None  # that of the call that runs, or runs next: see bind
         self.run: Callable[..., Any] = never

@@ -14,18 +14,19 @@ Never here: clocks, sockets, who is alive.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from headrace.config import Config
 from headrace.core import order
 from headrace.core.alone import Entity, RunAlone
-from headrace.core.chain import NOT_YET, Call, locate, value_before
+from headrace.core.chain import NOT_YET, locate, value_before
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
+from headrace.core.exchange import Part
 from headrace.core.execution import SerialExecutor
-from headrace.core.ordered import OrderedExecutor, Part
+from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
+from headrace.core.prediction import read_templates
 from headrace.core.program import MISSING, Program
 from headrace.errors import BadMessage
 from headrace.model.app import App
@@ -69,7 +70,6 @@ class Worker:
         self.is_ready = False
         self.progress: dict[int, Progress] = {}
         self.early: dict[int, list[tuple[int, Traffic]]] = {}
-        self.roots: deque[tuple[Part, int, Any, Any, Any]] = deque()  # not started yet
 
     @property
     def running(self) -> int:
@@ -85,10 +85,10 @@ class Worker:
             body = self.channels.receive(now_us, frame)
             if body is not None:
                 self._take(now_us, frame.source, body, effects)
-        self._work()
+        self.ordered.work(self.config.slice_calls_max)
         self._flush(now_us, effects)
         effects += self.channels.upkeep(now_us)
-        due_us = now_us if self._has_work() else self.channels.next_due_us()
+        due_us = now_us if self.ordered.has_work() else self.channels.next_due_us()
         if due_us is not None:
             effects.append(SetTimer(due_us))
         return effects
@@ -96,12 +96,12 @@ class Worker:
     def _void(self, term: int) -> None:
         """A new term: forget everything."""
         self.channels.begin(term)
+        self.ordered.let_all_go()
         self.program = Program(self.app, self.config, self.program)
         self.serial = SerialExecutor(self.program)
         self.ordered = OrderedExecutor(self.program, self.me)
         self.mode, self.is_ready = "serial", False
         self.progress, self.early = {}, {}
-        self.roots.clear()
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class Worker:
         if run.mode == "serial":
             self._run_serially(run, progress)
             return
-        part = Part(run.epoch, range(*run.tids))
-        self._gather(run, part, progress)
-        self.ordered.begin(part)
+        if run.predicted is not None:
+            self.ordered.predictions = read_templates(run.predicted, self.program.numbered)
+        self.ordered.begin(self._gather(run, progress))
         if run.is_lone:
             progress.shares = [0]
         for source, traffic in self.early.pop(run.epoch, ()):
@@ -158,37 +158,51 @@ class Worker:
             if isinstance(run.functions, int)
             else [entries[number] for number in run.functions]
         )
-        epoch.keys, epoch.args, epoch.tids = run.keys, list(map(tuple, run.args)), range(*run.tids)
+        epoch.keys, epoch.args, epoch.tids = run.keys, run.args, range(*run.tids)
         for tid in run.poisoned:
             at = epoch.tids.index(tid)
             epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
         self.serial.run(epoch)
         progress.result = (epoch.results, {epoch.tids[at]: failure for at, failure in epoch.failures.items()})
 
-    def _gather(self, run: Run, part: Part, progress: Progress) -> None:
-        """Find the own roots of an epoch."""
-        entries, owner_of = self.program.numbered, self.ordered.shards.owner
-        functions = [run.functions] * len(run.keys) if isinstance(run.functions, int) else run.functions
+    def _gather(self, run: Run, progress: Progress) -> Part:
+        """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
+        numbered, me, owner_of = self.program.numbered, self.me, self.ordered.shards.owner
+        tids = range(*run.tids)
+        functions = run.functions
+        entries = (
+            [numbered[functions]] * len(tids)
+            if isinstance(functions, int)
+            else [numbered[number] for number in functions]
+        )
+        owners = [owner_of(entry.operator, key) for entry, key in zip(entries, run.keys, strict=True)]
+        predictions = {} if run.is_lone else self.ordered.predictions
+        part = Part(run.epoch, tids, owners, predictions)
         poisoned, suspects = set(run.poisoned), set(run.suspects)
-        for tid, number, key, args in zip(part.tids, functions, run.keys, run.args, strict=True):
-            entry = entries[number]
-            part.owners[tid] = owner = owner_of(entry.operator, key)
-            if owner != self.me:
-                continue
-            progress.mine.append(tid)
-            if tid in suspects:
+        rows, mine = part.rows, progress.mine
+        for tid, entry, key, args, owner in zip(tids, entries, run.keys, run.args, owners, strict=True):
+            if suspects and tid in suspects:
                 part.suspects.add(tid)
-                continue
-            if tid in poisoned:
-                entry = self.ordered.decreed(entry, DECREE)
-            self.roots.append((part, tid, entry, key, tuple(args)))
+                if owner == me:
+                    mine.append(tid)
+            elif owner == me:
+                mine.append(tid)
+                if poisoned and tid in poisoned:
+                    entry = self.ordered.decreed(entry, DECREE)
+                rows.append((tid, order.ROOT, entry, key, args))
+            elif entry in predictions and tid not in poisoned:
+                for template in predictions[entry]:
+                    call = template.fill(key, args)
+                    if call is not None and owner_of(call[1].operator, call[2]) == me:
+                        at = order.awaited if template.is_awaited else order.sent
+                        rows.append((tid, at(order.ROOT, template.n), call[1], call[2], call[3]))
+        return part
 
     def _take_traffic(self, source: int, traffic: Traffic) -> None:
         progress = self.progress.get(traffic.epoch)
         if progress is None and traffic.lone is not None:
             tid, owner = traffic.lone
-            part = Part(traffic.epoch, range(tid, tid + 1))
-            part.owners[tid] = owner
+            part = Part(traffic.epoch, range(tid, tid + 1), [owner], {})
             progress = self.progress[traffic.epoch] = Progress(None, self.workers)
             progress.shares = []
             if self.mode != "ordered":
@@ -229,21 +243,6 @@ class Worker:
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    def _has_work(self) -> bool:
-        return bool(self.roots) or self.ordered.lowest() > 0
-
-    def _work(self) -> None:
-        """A slice of it: what is lowest first."""
-        ordered, roots = self.ordered, self.roots
-        for _ in range(self.config.slice_calls_max):
-            lowest = ordered.lowest()
-            if lowest and not (roots and roots[0][1] < lowest):
-                ordered.repair()
-            elif roots:
-                ordered.start(*roots.popleft())
-            else:
-                return
-
     def _flush(self, now_us: int, effects: list[Effect]) -> None:
         """Send what has gathered, and report the first epoch if there is nothing left to do for it."""
         for number, progress in self.progress.items():
@@ -257,7 +256,7 @@ class Worker:
             part.outbox.clear()
         for number, progress in self.progress.items():
             if progress.result is None:
-                if not self._is_idle(self.ordered.parts[number], progress):
+                if progress.alone is not None or not self.ordered.is_idle(self.ordered.parts[number]):
                     return
                 if not progress.is_reported:
                     self._report(now_us, number, progress, effects)
@@ -270,13 +269,7 @@ class Worker:
             return Traffic(part.number, rows)
         share = split(progress.shares)
         tid = part.tids[0]
-        return Traffic(part.number, rows, share, (tid, part.owners[tid]))
-
-    def _is_idle(self, part: Part, progress: Progress) -> bool:
-        if progress.alone is not None or (self.roots and self.roots[0][0] is part):
-            return False
-        lowest = self.ordered.lowest()
-        return not lowest or lowest > part.tids[-1]
+        return Traffic(part.number, rows, share, (tid, part.owner(tid)))
 
     def _report(self, now_us: int, number: int, progress: Progress, effects: list[Effect]) -> None:
         progress.is_reported = True
@@ -289,16 +282,19 @@ class Worker:
             part = self.ordered.parts[number]
             suspects = sorted(part.suspects)
             for tid in progress.mine:
-                root = part.roots.get(tid)
                 if tid in part.failures:
                     failures[tid] = part.failures[tid][min(part.failures[tid])]
                     results.append(None)
                 else:
-                    is_known = root is not None and root.result is not NOT_YET and tid not in part.suspects
-                    results.append(root.result if is_known else None)  # type: ignore[union-attr]
+                    calls = part.calls.get(tid)
+                    result = calls[order.ROOT].result if calls is not None and tid not in part.suspects else None
+                    results.append(None if result is NOT_YET else result)
         stats = {"ran": self.ordered.ran, "ran_again": self.ordered.ran_again}
         shares, progress.shares = progress.shares, None if progress.shares is None else []
-        idle = Idle(number, list(progress.sent), list(progress.received), results, failures, suspects, stats, shares)
+        learned, self.ordered.learned = self.ordered.learned, []
+        idle = Idle(
+            number, list(progress.sent), list(progress.received), results, failures, suspects, stats, learned, shares
+        )
         effects.append(self.channels.send(now_us, COORDINATOR, idle))
 
     # --- transactions that run alone ----------------------------------------------------------------------------------
@@ -313,7 +309,7 @@ class Worker:
         touched = {(call.entry.operator.name, call.key) for call in part.calls.get(tid, {}).values()}
         self.ordered.forget(part, tid)
         part.suspects.discard(tid)
-        if part.owners[tid] == self.me:
+        if part.owner(tid) == self.me:
             progress.alone = RunAlone(self.program, lambda entity: self._own_state(entity, tid), tid)
             progress.missing_lenders = set(alone.lenders) - {self.me}
             early, progress.lent_early = progress.lent_early, []
@@ -323,7 +319,7 @@ class Worker:
                 self._try_alone(part, progress)
         else:
             row = (LEND, tid, [(*entity, self._state_below(entity, tid)) for entity in sorted(touched, key=repr)])
-            self.ordered.tell(part, part.owners[tid], row)
+            self.ordered.tell(part, part.owner(tid), row)
 
     def _take_lent(self, part: Part, progress: Progress, source: int, rows: list[Any]) -> None:
         for kind, tid, *row in rows:
@@ -351,7 +347,7 @@ class Worker:
         at = part.tids.index(tid)
         number = run.functions if isinstance(run.functions, int) else run.functions[at]
         self.alone_tid = tid
-        outcome = alone.run(number, run.keys[at], tuple(run.args[at]))
+        outcome = alone.run(number, run.keys[at], run.args[at])
         self.alone_tid = 0
         if outcome is None:
             assert alone.wanted is not None
@@ -362,8 +358,7 @@ class Worker:
             return
         progress.alone = None
         result, failure = outcome
-        root = part.roots[tid] = Call((tid, order.ROOT), self.program.numbered[number], run.keys[at], ())
-        root.result = result
+        self.ordered.done(part, tid, self.program.numbered[number], run.keys[at], result)
         if failure is not None:
             part.failures[tid] = {(order.ROOT, self.me): failure}
         by_owner: dict[int, Entities] = {}

@@ -69,7 +69,7 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal", forbid_unknown_fields=
 
 Message = Calls | Answers | Refusal
 
-# --- between the coordinator (0) and the workers (1, 2, ...) ------------------------------------------------------------
+# --- between the coordinator (0) and the workers (1, 2, ...) ----------------------------------------------------------
 
 Entities = list[tuple[str, Any, Any]]
 """State on its way: (operator, key, sealed value)."""
@@ -95,8 +95,8 @@ class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
     tids: tuple[int, int, int]  # start, stop, step
     functions: list[int] | int  # numbers of the program's entries; one number if all are the same
     keys: list[Any]
-    args: list[Any]
-    predicted: list[Any]  # the call graphs learned so far: see core/prediction.py
+    args: list[tuple[Any, ...]]
+    predicted: list[Any] | None  # the call graphs learned so far, if there are new ones: see core/prediction.py
     poisoned: list[int]  # TIDs that abort by decree
     suspects: list[int]  # TIDs that run alone
     is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
@@ -118,7 +118,7 @@ class Alone(msgspec.Struct, frozen=True, tag="alone", forbid_unknown_fields=True
 
 
 class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
-    """A worker has nothing to do for an epoch: what it sent and received on each channel so far (0 is the coordinator's),
+    """A worker has nothing to do for an epoch: what it sent and received on each channel so far (0 is the coordinator),
     and the outcome of the transactions whose roots it owns. Void as soon as it receives more."""
 
     epoch: int
@@ -128,6 +128,7 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     failures: dict[int, Failure]  # by TID
     suspects: list[int]
     stats: dict[str, int]
+    learned: list[Any]  # call graphs that may be predicted
     shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
 
 
@@ -158,8 +159,8 @@ Body = Begin | Run | Final | Alone | Idle | Traffic | Show | Shown
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True):
-    """What travels on a channel: the `sequence`-th message of this term from `source` to `to`, and how many came in order
-    the other way. Without a body it is only the acknowledgement."""
+    """What travels on a channel: message number `sequence` of this term from `source` to `to`, and how many
+    came in order the other way. Without a body it is only the acknowledgement."""
 
     term: int
     source: int

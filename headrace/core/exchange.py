@@ -1,0 +1,294 @@
+"""What calls of one worker cause elsewhere: further calls, answers, failures, aborts.
+
+The half of the ordered mode that talks. `Exchange` keeps what is known of each call's consequences and tells others
+only what has changed; `core/ordered.py` runs the calls.
+
+Rules:
+1. A call that runs again is compared with what it did before, call by call: what is the same stays under way, what has
+   other arguments is replaced in its place, what is no longer made is cancelled, with all that it made.
+2. An answer belongs to one try of one call. A failure belongs to one place on one worker; the root's worker gathers
+   them, and the transaction is aborted while there is any.
+
+Never here: how a function runs, what an entity's chain holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from headrace.core import order
+from headrace.core.chain import NOT_YET, Call, Made, Record, same, same_call, same_target
+from headrace.core.placement import ShardMap
+from headrace.core.prediction import Predictions
+from headrace.core.program import Args, Entry, Program
+from headrace.wire.messages import Failure
+from headrace.wire.values import Key
+
+Row = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
+
+# What workers tell each other: the first item of a row.
+CALL, CANCEL, ANSWER, FAILED, MENDED, ABORTED, REVIVED = range(7)
+
+
+class Part:
+    """One epoch, as far as this worker knows it."""
+
+    def __init__(self, number: int, tids: range, owners: list[int], predictions: Predictions) -> None:
+        self.number, self.tids = number, tids
+        self.owners = owners  # the workers of the roots, in the order of the TIDs
+        self.predictions = predictions
+        self.rows: list[Row] = []  # what starts here by itself: own roots, and predicted calls
+        self.at = 0  # the next of them
+        self.calls: dict[int, dict[bytes, Call]] = {}  # by TID and place
+        self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
+        self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
+        self.suspects: set[int] = set()
+        self.bytes: dict[int, int] = {}  # per TID, where it counts
+        self.waiting: dict[Call, None] = {}  # calls whose coroutine waits for an answer
+        self.outbox: dict[int, list[Any]] = {}
+
+    def owner(self, tid: int) -> int:
+        return self.owners[self.tids.index(tid)]
+
+
+class Exchange(ABC):
+    program: Program
+    me: int
+    workers: int
+    shards: ShardMap
+    calls_max: int
+    aborted: set[int]
+
+    @abstractmethod
+    def _queue(self, record: Record) -> None:
+        """See to this record in its turn."""
+
+    @abstractmethod
+    def _remove(self, part: Part, call: Call) -> None:
+        """Take a call out of its entity's chain, and end it if it waits."""
+
+    @abstractmethod
+    def _look_again(self, part: Part, tid: int) -> None:
+        """Whether others see a transaction's writes has changed."""
+
+    # --- calls made ---------------------------------------------------------------------------------------------------
+
+    def _dispatch_sent(self, part: Part, call: Call, queue: list[Any]) -> None:
+        """Make the one-way calls of a call that has returned, as far as they differ from those under way."""
+        made = call.made
+        if made is None:
+            if not queue:
+                return
+            made = call.made = {}
+        n = 0
+        for entry, key, args, *is_awaited in queue:
+            n += 1
+            if is_awaited:
+                continue
+            wanted = (False, entry, key, args)
+            old = made.get(n)
+            if old is None:
+                made[n] = wanted
+                self._make(part, call, n, wanted)
+            elif not same_call(old, wanted):
+                self._replace(part, call, n, old, wanted)
+        if len(made) > n:
+            for other in [m for m in made if m > n]:
+                self._cancel(part, call, other, made.pop(other))
+
+    def _replace(self, part: Part, call: Call, n: int, old: Made | None, wanted: Made) -> None:
+        assert call.made is not None
+        if old is not None and not same_target(old, wanted):
+            self._cancel(part, call, n, old)
+        call.made[n] = wanted
+        self._make(part, call, n, wanted)
+
+    def _make(self, part: Part, call: Call, n: int, made: Made) -> None:
+        tid, place = call.order
+        is_awaited, entry, key, args = made
+        worker = self._owner(entry, key)
+        caller_size = depth = attempt = 0
+        if is_awaited:
+            assert call.frame is not None
+            at, caller_size, depth = order.awaited(place, n), len(place), call.depth + 1
+            attempt = call.frame.attempts[n]
+        else:
+            at = order.sent(place, n)
+        if worker == self.me:
+            self.arrive(part, tid, at, entry, key, args, self.me, caller_size, depth, attempt)
+        else:
+            if tid not in part.spread:
+                part.spread.add(tid)
+                if tid in self.aborted and part.owner(tid) == self.me:
+                    self._tell_all(part, (ABORTED, tid))
+            row = (CALL, tid, at, entry.number, key, args, caller_size, depth, attempt)
+            self.tell(part, worker, row)
+
+    def _owner(self, entry: Entry, key: Key) -> int:
+        return self.shards.owner(entry.operator, key)
+
+    def _cancel(self, part: Part, call: Call, n: int, made: Made) -> None:
+        tid, place = call.order
+        is_awaited, entry, key, _ = made
+        at = order.awaited(place, n) if is_awaited else order.sent(place, n)
+        worker = self._owner(entry, key)
+        if worker == self.me:
+            self.cancel(part, tid, at)
+        else:
+            self.tell(part, worker, (CANCEL, tid, at))
+
+    def arrive(
+        self,
+        part: Part,
+        tid: int,
+        place: bytes,
+        entry: Entry,
+        key: Key,
+        args: Args,
+        caller_worker: int = 0,
+        caller_size: int = 0,
+        depth: int = 0,
+        attempt: int = 0,
+    ) -> None:
+        """A call for one of this worker's entities: a new one, or one that replaces the call at its place."""
+        if tid in part.suspects:
+            return
+        calls = part.calls.get(tid)
+        if calls is None:
+            calls = part.calls[tid] = {}
+        old = calls.get(place)
+        if old is not None:
+            if old.entry is entry and type(old.key) is type(key) and old.key == key:
+                old.args, old.attempt, old.caller_worker = args, attempt, caller_worker
+                old.answered, old.must_run = NOT_YET, True
+                self._queue(old)
+                return
+            self._drop(part, old)
+        call = Call((tid, place), entry, key, args)
+        call.caller_worker, call.caller_size, call.depth, call.attempt = caller_worker, caller_size, depth, attempt
+        calls[place] = call
+        if len(calls) * self.workers > self.calls_max:
+            part.suspects.add(tid)
+        else:
+            self._queue(call)
+
+    def cancel(self, part: Part, tid: int, place: bytes) -> None:
+        call = part.calls.get(tid, {}).pop(place, None)
+        if call is not None:
+            self._drop(part, call)
+
+    def _drop(self, part: Part, call: Call) -> None:
+        """A call was not made after all: nor were those that it made."""
+        self._remove(part, call)
+        if call.failure is not None:
+            self._mend(part, call)
+        for n, made in (call.made or {}).items():
+            self._cancel(part, call, n, made)
+        call.made = None
+
+    def forget(self, part: Part, tid: int) -> None:
+        """Remove all that is known of a transaction here, without telling anybody: everybody does the same."""
+        for call in part.calls.pop(tid, {}).values():
+            self._remove(part, call)
+        part.failures.pop(tid, None)
+        part.bytes.pop(tid, None)
+        self.aborted.discard(tid)
+
+    # --- answers, failures, aborts ------------------------------------------------------------------------------------
+
+    def _answer(self, part: Part, call: Call) -> None:
+        tid, place = call.order
+        caller = place[: call.caller_size]
+        n, _ = order.read_number(place, call.caller_size)
+        if call.caller_worker == self.me:
+            self.answered(part, tid, caller, n, call.attempt, call.result)
+        else:
+            self.tell(part, call.caller_worker, (ANSWER, tid, caller, n, call.attempt, call.result))
+
+    def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> None:
+        call = part.calls.get(tid, {}).get(place)
+        if call is None or call.frame is None or call.frame.attempts.get(n) != attempt:
+            return  # to a call that was not made after all
+        frame = call.frame
+        if n in frame.answers and same(frame.answers[n], result):
+            return
+        frame.answers[n] = result
+        if frame.coroutine is not None and frame.waits_for == n:
+            assert frame.segment is not None
+            self._queue(frame.segment)
+        elif frame.coroutine is None or n < frame.waits_for:
+            call.must_run = True
+            self._queue(call)
+
+    def _mend(self, part: Part, call: Call) -> None:
+        """A call that failed does not any more."""
+        tid, place, call.failure = call.order[0], call.failed_at, None
+        if part.owner(tid) == self.me:
+            self.mended(part, tid, place, self.me)
+        else:
+            self.tell(part, part.owner(tid), (MENDED, tid, place))
+
+    def failed(self, part: Part, tid: int, place: bytes, worker: int, failure: Failure) -> None:
+        """A call of an own root's transaction failed."""
+        failures = part.failures.setdefault(tid, {})
+        failures[place, worker] = failure
+        if len(failures) == 1 and tid not in self.aborted:
+            self.abort(part, tid)
+            if part.predictions or tid in part.spread:
+                self._tell_all(part, (ABORTED, tid))
+
+    def mended(self, part: Part, tid: int, place: bytes, worker: int) -> None:
+        failures = part.failures.get(tid, {})
+        failures.pop((place, worker), None)
+        if not failures and tid in self.aborted:
+            part.failures.pop(tid, None)
+            self.revive(part, tid)
+            if part.predictions or tid in part.spread:
+                self._tell_all(part, (REVIVED, tid))
+
+    def abort(self, part: Part, tid: int) -> None:
+        self.aborted.add(tid)
+        self._look_again(part, tid)
+
+    def revive(self, part: Part, tid: int) -> None:
+        self.aborted.discard(tid)
+        self._look_again(part, tid)
+
+    # --- the others ---------------------------------------------------------------------------------------------------
+
+    def tell(self, part: Part, worker: int, row: Any) -> None:
+        rows = part.outbox.get(worker)
+        if rows is None:
+            part.outbox[worker] = [row]
+        else:
+            rows.append(row)
+
+    def _tell_all(self, part: Part, row: Any) -> None:
+        for worker in range(1, self.workers + 1):
+            if worker != self.me:
+                self.tell(part, worker, row)
+
+    def hear(self, part: Part, source: int, rows: list[Any]) -> None:
+        """What another worker has told."""
+        entries = self.program.numbered
+        for kind, tid, *row in rows:
+            if kind == CALL:
+                place, number, key, args, caller_size, depth, attempt = row
+                self.arrive(part, tid, place, entries[number], key, tuple(args), source, caller_size, depth, attempt)
+            elif kind == CANCEL:
+                self.cancel(part, tid, row[0])
+            elif kind == ANSWER:
+                self.answered(part, tid, *row)
+            elif kind == FAILED:
+                self.failed(part, tid, row[0], source, Failure(*row[1:]))
+            elif kind == MENDED:
+                self.mended(part, tid, row[0], source)
+            elif kind == ABORTED:
+                self.abort(part, tid)
+            else:
+                self.revive(part, tid)
+
+
+def same_failure(one: Failure, other: Failure) -> bool:
+    return (one.code, one.type, one.message) == (other.code, other.type, other.message)
