@@ -58,7 +58,7 @@ class Call:
         self.new: Any = None  # and after
         self.read = True  # whether what it saw matters
         self.result: Any = NOT_YET
-        self.made: dict[int, Made] | None = None  # the calls it made that are under way
+        self.made: Any = None  # the calls it made that are under way: by number; in a list if all are one-way
 
     @property
     def call(self) -> Call:
@@ -124,6 +124,14 @@ class Frame:
         self.unawaited: dict[Any, None] = {}
         self.waits_for = 0
         self.segment: Segment | None = None  # the one that the answer will start
+
+
+def chain_of(call: Call) -> Chain:
+    """The chain of a call's entity, which holds it. (A record that is alone stands there without a list.)"""
+    chain = call.entry.chains[call.key]
+    if type(chain) is not list:
+        chain = call.entry.chains[call.key] = [chain.seen, chain]
+    return chain
 
 
 def locate(chain: Chain, order: Order) -> int:

@@ -138,7 +138,8 @@ class Coordinator(Engine):
         self.poisoned: set[int] = set()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
         self.predictions_told = 0
-        self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0, "ran": 0, "ran_again": 0}
+        self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0}
+        self.worker_stats: dict[int, dict[str, int]] = {}  # of this term, by worker
 
     def check(self, workers: int) -> None:
         if self.forced not in MODES:
@@ -246,7 +247,7 @@ class Coordinator(Engine):
         owner = self.shards.owner
         rows: dict[int, list[int]] = {worker: [] for worker in range(1, self.workers + 1)}
         for row, (entry, key) in enumerate(zip(epoch.entries, epoch.keys, strict=True)):
-            rows[owner(entry.operator, key)].append(row)
+            rows[entry.owners.get(key) or owner(entry.operator, key)].append(row)
         is_lone = mode == "ordered" and len(epoch) == 1 and not self.flights
         flight = self.flights[epoch.number] = Flight(epoch, mode, is_lone, rows)
         tids = epoch.tids
@@ -287,6 +288,7 @@ class Coordinator(Engine):
             return
         flight.idle[worker] = idle
         flight.suspects.update(idle.suspects)
+        self.worker_stats[worker] = idle.stats
         for template in idle.learned:
             known = self.predictions.setdefault(template[0], [])
             if all(template[1] != other[1] for other in known):
@@ -353,8 +355,9 @@ class Coordinator(Engine):
             for tid, failure in report.failures.items():
                 failures[epoch.tids.index(tid)] = failure
         known = epoch.final_rows
-        assert all(map(same, results[:known], epoch.results[:known])), "a replay gave another result"
-        assert all(failures.get(row) == failure for row, failure in epoch.failures.items() if row < known), (
+        again = min(known, stop)
+        assert all(map(same, results[:again], epoch.results[:again])), "a replay gave another result"
+        assert all(failures.get(row) == failure for row, failure in epoch.failures.items() if row < again), (
             "a replay gave another failure"
         )
         if stop > known:
@@ -431,6 +434,9 @@ class Coordinator(Engine):
         self.channels.begin(self.term + 1)
         self.flights.clear()
         self.predictions_told = 0
+        self.worker_stats.clear()
+        for entry in self.program.entries:
+            entry.owners = self.shards.cache_of(entry.operator)
         ahead = sum(isinstance(item, Epoch) for item in self.backlog)
         self.backlog.extendleft(reversed(self.log[: len(self.log) - ahead]))
         owned: dict[int, Entities] = {worker: [] for worker in range(1, self.workers + 1)}
@@ -471,6 +477,12 @@ class Coordinator(Engine):
             "aborted": self.aborted,
             "shard_map": self.shards.version,
             **self.stats,
+            **{
+                name: sum(stats[name] for stats in self.worker_stats.values())
+                for name in ("ran", "ran_again", "predicted", "rows_told")
+                if self.worker_stats
+            },
+            "predicted_functions": len(self.predictions),
         }
 
 

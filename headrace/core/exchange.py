@@ -40,11 +40,12 @@ class Part:
         self.predictions = predictions
         self.rows: list[Row] = []  # what starts here by itself: own roots, and predicted calls
         self.at = 0  # the next of them
-        self.calls: dict[int, dict[bytes, Call]] = {}  # by TID and place
+        self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
         self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
         self.suspects: set[int] = set()
         self.bytes: dict[int, int] = {}  # per TID, where it counts
+        self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
         self.waiting: dict[Call, None] = {}  # calls whose coroutine waits for an answer
         self.outbox: dict[int, list[Any]] = {}
 
@@ -71,6 +72,27 @@ class Exchange(ABC):
     @abstractmethod
     def _look_again(self, part: Part, tid: int) -> None:
         """Whether others see a transaction's writes has changed."""
+
+    def calls_of(self, part: Part, tid: int) -> dict[bytes, Call]:
+        """A transaction's calls here, by place. (One that is alone is kept without a dict.)"""
+        calls = part.calls.get(tid)
+        if type(calls) is dict:
+            return calls
+        if calls is None:
+            return {}
+        by_place = part.calls[tid] = {calls.order[1]: calls}
+        return by_place
+
+    def calls_here(self, part: Part, tid: int) -> int:
+        calls = part.calls.get(tid)
+        return len(calls) if type(calls) is dict else calls is not None
+
+    def _register(self, part: Part, call: Call) -> None:
+        tid, place = call.order
+        if tid in part.calls:
+            self.calls_of(part, tid)[place] = call
+        else:
+            part.calls[tid] = call
 
     # --- calls made ---------------------------------------------------------------------------------------------------
 
@@ -126,7 +148,7 @@ class Exchange(ABC):
             self.tell(part, worker, row)
 
     def _owner(self, entry: Entry, key: Key) -> int:
-        return self.shards.owner(entry.operator, key)
+        return entry.owners.get(key) or self.shards.owner(entry.operator, key)
 
     def _cancel(self, part: Part, call: Call, n: int, made: Made) -> None:
         tid, place = call.order
@@ -154,9 +176,7 @@ class Exchange(ABC):
         """A call for one of this worker's entities: a new one, or one that replaces the call at its place."""
         if tid in part.suspects:
             return
-        calls = part.calls.get(tid)
-        if calls is None:
-            calls = part.calls[tid] = {}
+        calls = self.calls_of(part, tid)
         old = calls.get(place)
         if old is not None:
             if old.entry is entry and type(old.key) is type(key) and old.key == key:
@@ -168,13 +188,15 @@ class Exchange(ABC):
         call = Call((tid, place), entry, key, args)
         call.caller_worker, call.caller_size, call.depth, call.attempt = caller_worker, caller_size, depth, attempt
         calls[place] = call
+        if not part.calls.get(tid):
+            part.calls[tid] = calls
         if len(calls) * self.workers > self.calls_max:
             part.suspects.add(tid)
         else:
             self._queue(call)
 
     def cancel(self, part: Part, tid: int, place: bytes) -> None:
-        call = part.calls.get(tid, {}).pop(place, None)
+        call = self.calls_of(part, tid).pop(place, None)
         if call is not None:
             self._drop(part, call)
 
@@ -183,13 +205,15 @@ class Exchange(ABC):
         self._remove(part, call)
         if call.failure is not None:
             self._mend(part, call)
-        for n, made in (call.made or {}).items():
+        for n, made in (by_number(call.made) if type(call.made) is list else call.made or {}).items():
             self._cancel(part, call, n, made)
         call.made = None
 
     def forget(self, part: Part, tid: int) -> None:
         """Remove all that is known of a transaction here, without telling anybody: everybody does the same."""
-        for call in part.calls.pop(tid, {}).values():
+        calls = self.calls_of(part, tid)
+        part.calls.pop(tid, None)
+        for call in calls.values():
             self._remove(part, call)
         part.failures.pop(tid, None)
         part.bytes.pop(tid, None)
@@ -207,7 +231,9 @@ class Exchange(ABC):
             self.tell(part, call.caller_worker, (ANSWER, tid, caller, n, call.attempt, call.result))
 
     def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> None:
-        call = part.calls.get(tid, {}).get(place)
+        call = self.calls_of(part, tid).get(place)
+        if call is None and part.predictions and place == order.ROOT:  # that has not started yet
+            part.early_answers.setdefault(tid, {})[n] = result
         if call is None or call.frame is None or call.frame.attempts.get(n) != attempt:
             return  # to a call that was not made after all
         frame = call.frame
@@ -288,6 +314,11 @@ class Exchange(ABC):
                 self.abort(part, tid)
             else:
                 self.revive(part, tid)
+
+
+def by_number(queue: list[Any]) -> dict[int, Made]:
+    """One-way calls as they were queued, by their numbers."""
+    return {n: (False, entry, key, args) for n, (entry, key, args) in enumerate(queue, start=1)}
 
 
 def same_failure(one: Failure, other: Failure) -> bool:

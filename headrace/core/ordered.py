@@ -33,12 +33,13 @@ from headrace.core.chain import (
     Ran,
     Record,
     Segment,
+    chain_of,
     locate,
     same,
     same_call,
     value_before,
 )
-from headrace.core.exchange import FAILED, Exchange, Part, Row, same_failure
+from headrace.core.exchange import FAILED, Exchange, Part, Row, by_number, same_failure
 from headrace.core.execution import Call as Awaitable
 from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
 from headrace.core.placement import ShardMap
@@ -71,7 +72,10 @@ class OrderedContext(SerialContext):
 
     def put(self, value: Any) -> None:
         self._deltas = None
-        super().put(value)
+        if type(value) is int and value < HIGH and value > LOW:
+            self._state = value
+        else:
+            self._state = self._seal(value)
 
     def delete(self) -> None:
         self._deltas = None
@@ -103,7 +107,12 @@ class OrderedExecutor(Exchange):
         self.ran = self.ran_again = 0
         self.predictions: Predictions = {}
         self.learned: list[Any] = []  # templates that nobody has been told of
-        self.chains: dict[Any, dict[Key, Chain]] = {operator: {} for operator in program.app.operators.values()}
+        self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.app.operators.values()}
+
+    def place(self, shards: ShardMap) -> None:
+        self.shards = shards
+        for entry in self.program.entries:
+            entry.owners = shards.cache_of(entry.operator)
 
     def bind(self) -> None:
         """Take the program's functions over from the other mode."""
@@ -156,19 +165,19 @@ class OrderedExecutor(Exchange):
         """The hot loop: rows in their order, and what they call here, as long as each is the last of its chain. What is
         not so simple goes the long way. Returns how many rows were started."""
         rows, at, heap, transaction = part.rows, part.at, self.heap, self.transaction
-        queue, calls_of, predictions = transaction.queue, part.calls, part.predictions
-        start, stop = at, min(len(rows), at + budget)
+        queue, calls_of, predictions, root = transaction.queue, part.calls, part.predictions, order.ROOT
+        start, stop, ran = at, min(len(rows), at + budget), 0
         while at < stop and not (heap and heap[0][0] < rows[at][:2]):
             todo = [rows[at]]
             at += 1
             for tid, place, entry, key, args in todo:  # which grows
-                chain = entry.chains.get(key)
-                is_root = place is order.ROOT
-                if (
-                    not entry.is_plain
-                    or (chain is not None and chain[-1].order[0] >= tid)
-                    or (place[0] == 1 and not is_root)  # somebody awaits it
-                ):
+                chains = entry.chains
+                chain = chains.get(key)
+                if chain is not None and (chain[-1] if type(chain) is list else chain).order[0] >= tid:
+                    self._start(part, (tid, place, entry, key, args))
+                    continue
+                is_awaited = place[0] == 1 and place is not root
+                if is_awaited or not entry.is_plain or tid in self.aborted:
                     self._start(part, (tid, place, entry, key, args))
                     continue
                 table, context = entry.table, entry.context
@@ -176,13 +185,13 @@ class OrderedExecutor(Exchange):
                     transaction.reset()
                 queue.clear()
                 context.key, context._tid = key, tid
-                before = table.get(key, MISSING)
-                context._state, context._read, context._deltas = before, False, ()
+                context._state = before = table.get(key, MISSING)
+                context._read, context._deltas = False, ()
                 self.running = tid
-                self.ran += 1
+                ran += 1
                 try:
                     result = entry.run(*args)
-                    if is_root and (type(result) is not int or result >= HIGH or result <= LOW):
+                    if place is root and (type(result) is not int or result >= HIGH or result <= LOW):
                         result = self.values.seal(result)
                 except BaseException as error:
                     call = self._registered(part, tid, place, entry, key, args)
@@ -191,61 +200,69 @@ class OrderedExecutor(Exchange):
                     call.must_run = False
                     self._fail(part, call, call, before, error, context, None)
                     continue
-                state, deltas, read = context._state, context._deltas, context._read
-                call = Ran((tid, place), entry, key, args, before, state, read, result)
+                state = context._state
+                call = Ran((tid, place), entry, key, args, before, state, context._read, result)
                 if chain is None:
-                    entry.chains[key] = [before, call]
-                else:
+                    chains[key] = call
+                elif type(chain) is list:
                     chain.append(call)
+                else:
+                    chains[key] = [chain.seen, chain, call]
                 if state is not before:
                     if state is MISSING:
                         table.pop(key, None)
                     else:
                         table[key] = state
-                if not read:
-                    if deltas:
-                        call.deltas = deltas
+                if not context._read:
+                    if context._deltas:
+                        call.deltas = context._deltas
                     elif state is before:
                         call.read = True
                 calls = calls_of.get(tid)
                 if calls is None:
-                    calls_of[tid] = {place: call}
+                    calls_of[tid] = call
                 else:
-                    calls[place] = call
+                    self._register(part, call)
                 if entry.lessons is not None:
                     self._learn(entry, key, args, queue)
                 if transaction.is_marked:
                     self._count_marks(part, tid, transaction)
-                templates = predictions.get(entry) if is_root else None
-                if queue or templates is not None:
-                    self._send_on(part, call, templates, todo)
+                if queue or (place is root and entry in predictions):
+                    self._send_on(part, call, todo)
         part.at = at
         self.running = 0
+        self.ran += ran
         return at - start
 
-    def _send_on(self, part: Part, call: Call, templates: list[Template] | None, todo: list[Row]) -> None:
+    def _send_on(self, part: Part, call: Call, todo: list[Row]) -> None:
         """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
-        they were predicted."""
-        queue = self.transaction.queue
+        they were predicted. What was predicted otherwise goes the long way."""
+        queue, me, n = self.transaction.queue, self.me, 0
         tid, place = call.order
-        predicted: dict[int, Made] = {}
-        if templates is not None:
+        templates = part.predictions.get(call.entry, ()) if place is order.ROOT else ()
+        if len(queue) < len(templates) or len(queue) + self.calls_here(part, tid) > self.calls_max // self.workers:
             self._predict(part, call)
-            predicted = call.made or {}
-        if len(part.calls[tid]) + len(queue) > self.calls_max // self.workers or any(
-            n > len(queue) or not same_call(wrong, (False, *queue[n - 1])) for n, wrong in predicted.items()
-        ):
             self._dispatch_sent(part, call, queue)
             return
-        made = call.made = {}
-        n = 0
+        told = []
         for entry, key, args in queue:
             n += 1
-            made[n] = wanted = (False, entry, key, args)
-            if self.shards.owner(entry.operator, key) == self.me:
-                todo.append((tid, order.sent(place, n), entry, key, args))
-            elif n not in predicted:
-                self._make(part, call, n, wanted)
+            if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == me:
+                if n > len(templates) or templates[n - 1].entry is entry:
+                    todo.append((tid, order.sent(place, n), entry, key, args))
+                    continue
+            elif n > len(templates):
+                told.append(n)
+                continue
+            elif templates[n - 1].gives(call.key, call.args, entry, key, args):
+                continue
+            del todo[1:]  # only a root has predictions, and it is the first
+            self._predict(part, call)
+            self._dispatch_sent(part, call, queue)
+            return
+        call.made = queue.copy()
+        for n in told:
+            self._make(part, call, n, (False, *queue[n - 1]))
 
     def _start(self, part: Part, row: Row) -> None:
         """A row, the long way."""
@@ -262,7 +279,7 @@ class OrderedExecutor(Exchange):
 
     def _registered(self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any) -> Call:
         call = Call((tid, place), entry, key, args)
-        part.calls.setdefault(tid, {})[place] = call
+        self._register(part, call)
         return call
 
     def _predict(self, part: Part, call: Call) -> None:
@@ -271,7 +288,7 @@ class OrderedExecutor(Exchange):
             return
         for template in part.predictions.get(call.entry, ()):
             made = template.fill(call.key, call.args)
-            if made is not None and self.shards.owner(made[1].operator, made[2]) != self.me:
+            if made is not None and self._owner(made[1], made[2]) != self.me:
                 if call.made is None:
                     call.made = {}
                 call.made[template.n] = made
@@ -279,6 +296,9 @@ class OrderedExecutor(Exchange):
                     if call.frame is None:
                         call.frame = Frame()
                     call.frame.attempts[template.n] = 1
+                    early = part.early_answers.get(call.order[0])
+                    if early is not None and template.n in early:
+                        call.frame.answers[template.n] = early[template.n]
 
     def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
         made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
@@ -328,7 +348,7 @@ class OrderedExecutor(Exchange):
     def _check(self, part: Part, record: Record) -> None:
         """Something below this record has changed: does it see the same?"""
         call = record.call
-        tid, chain = record.order[0], call.entry.chains[call.key]
+        tid, chain = record.order[0], chain_of(call)
         at = locate(chain, record.order)
         before = value_before(chain, at, tid, self.aborted)
         if not same(before, record.seen):
@@ -371,6 +391,9 @@ class OrderedExecutor(Exchange):
         if chain is None:
             chain = chains[key] = [call.entry.table.get(key, MISSING)]
             at = 1
+        elif type(chain) is not list:
+            chain = chains[key] = [chain.seen, chain]
+            at = 1 if record.order < chain[1].order else 2
         elif chain[-1].order < record.order:
             at = len(chain)
         else:
@@ -384,7 +407,7 @@ class OrderedExecutor(Exchange):
         if record.is_linked:
             record.is_linked = False
             call = record.call
-            chain = call.entry.chains[call.key]
+            chain = chain_of(call)
             at = locate(chain, record.order)
             assert chain[at] is record
             del chain[at]
@@ -398,9 +421,10 @@ class OrderedExecutor(Exchange):
 
     def _run(self, part: Part, call: Call) -> None:
         """Run a call from its start."""
-        if not call.must_run:
-            self.ran_again += 1
+        self.ran_again += call.is_linked
         call.must_run = False
+        if type(call.made) is list:
+            call.made = by_number(call.made)
         if call.frame is not None and call.frame.coroutine is not None:
             self._let_go(part, call)
         entry, transaction = call.entry, self.transaction
@@ -410,7 +434,7 @@ class OrderedExecutor(Exchange):
         context = entry.context
         context.key, context._tid = call.key, call.order[0]
         if call.is_linked:
-            chain = entry.chains[call.key]
+            chain = chain_of(call)
             at = locate(chain, call.order)
         else:
             chain, at = self._link(call, call)
@@ -509,7 +533,7 @@ class OrderedExecutor(Exchange):
             del call.frame.segments[count:]
 
     def _state_for(self, segment: Segment, call: Call) -> Any:
-        chain = call.entry.chains[call.key]  # it holds the call itself
+        chain = chain_of(call)  # it holds the call itself
         return value_before(chain, locate(chain, segment.order), segment.order[0], self.aborted)
 
     def _close(self, call: Call, record: Record, context: OrderedContext, before: Any) -> None:
@@ -520,7 +544,7 @@ class OrderedExecutor(Exchange):
                 return  # it did not touch the state
             chain, at = self._link(record, call)
         else:
-            chain = call.entry.chains[call.key]
+            chain = chain_of(call)
             at = locate(chain, record.order)
         was = record.new
         record.seen, record.new = before, new
@@ -575,7 +599,7 @@ class OrderedExecutor(Exchange):
                 coroutine.close()
         if type(record) is Segment and not record.is_linked:
             self._link(record, call)
-        chain = call.entry.chains[call.key]
+        chain = chain_of(call)
         record.seen, record.read, record.deltas = before, True, ()
         if record.new is None or not same(record.new, before):
             record.new = before
@@ -674,11 +698,11 @@ class OrderedExecutor(Exchange):
         self._unlink(call)
 
     def _look_again(self, part: Part, tid: int) -> None:
-        for call in part.calls.get(tid, {}).values():
+        for call in self.calls_of(part, tid).values():
             records: list[Record] = [call] if call.frame is None else [call, *call.frame.segments]
             for record in records:
                 if record.is_linked:
-                    chain = call.entry.chains[call.key]
+                    chain = chain_of(call)
                     at = locate(chain, record.order)
                     while at + 1 < len(chain) and chain[at + 1].order[0] == tid:
                         at += 1
@@ -716,9 +740,13 @@ class OrderedExecutor(Exchange):
             return
         last = part.tids[-1]
         for chains in self.chains.values():
-            alive = {key: chain for key, chain in chains.items() if chain[-1].order[0] > last}
+            alive = {
+                key: chain
+                for key, chain in chains.items()
+                if (chain[-1] if type(chain) is list else chain).order[0] > last
+            }
             for chain in alive.values():
-                if chain[1].order[0] <= last:
+                if type(chain) is list and chain[1].order[0] <= last:
                     at = locate(chain, (last + 1, b""))
                     chain[0] = value_before(chain, at, 0, self.aborted)
                     del chain[1:at]

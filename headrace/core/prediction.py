@@ -10,9 +10,10 @@ A *source* says where a value comes from: the number of an argument, SELF, or a 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from headrace.core.chain import Made, same
+from headrace.core import order
+from headrace.core.chain import Made, same, same_args
 from headrace.core.program import Args, Entry
 from headrace.wire.values import HIGH, LOW, Key
 
@@ -22,25 +23,46 @@ CALLS_MAX = 8  # a function that makes more is not predicted
 Source = int | list[Any]
 
 
-class Template(NamedTuple):
+class Template:
     """One predicted call of a function."""
 
-    n: int
-    is_awaited: bool
-    entry: Entry
-    key: Source
-    args: tuple[Source, ...]
+    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "key", "n", "place")
+
+    def __init__(self, n: int, is_awaited: bool, entry: Entry, key: Source, args: list[Source]) -> None:
+        self.n, self.is_awaited, self.entry, self.key, self.args = n, is_awaited, entry, key, args
+        self.place = order.awaited(order.ROOT, n) if is_awaited else order.sent(order.ROOT, n)
+        self.constant: Args | None = None  # the arguments, if none of them depends on the call
+        if all(type(source) is list for source in args):
+            self.constant = tuple([source[0] for source in args])  # type: ignore[index]
+        self.is_bare = entry.fits(())  # it takes no arguments
 
     def fill(self, key: Key, args: Args) -> Made | None:
-        """The call, if these arguments make a simple one."""
-        target = value_of(self.key, key, args)
+        """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""
+        source = self.key
+        target = args[source] if type(source) is int and source >= 0 else value_of(source, key, args)
         kind = type(target)
-        if not (kind is str and len(target) <= 64 and target.isascii()) and not (
-            kind is int and target < HIGH and target > LOW
-        ):
+        if kind is not str and (kind is not int or target >= HIGH or target <= LOW):
             return None
-        given = tuple([value_of(source, key, args) for source in self.args])
-        return (self.is_awaited, self.entry, target, given) if self.entry.fits(given) else None
+        given = self.constant
+        if given is None:
+            given = tuple([value_of(source, key, args) for source in self.args])
+        if not self.entry.fits(given) or (kind is str and (len(target) > 64 or not target.isascii())):
+            return None
+        return (self.is_awaited, self.entry, target, given)
+
+    def gives(self, key: Key, args: Args, entry: Entry, target: Key, given: Args) -> bool:
+        """Is this surely the call that `fill` makes of these arguments? Quick: looks only for the very same objects."""
+        source = self.key
+        if entry is not self.entry or type(source) is not int or source < 0 or args[source] is not target:
+            return False
+        if self.constant is None or self.constant or given:
+            made = self.fill(key, args)
+            return made is not None and same_args(made[3], given)
+        return (
+            target < HIGH and target > LOW
+            if type(target) is int
+            else type(target) is str and len(target) <= 64 and target.isascii()
+        ) and self.is_bare
 
 
 Predictions = dict[Entry, list[Template]]
@@ -115,6 +137,6 @@ def fits(source: Source, value: Any, key: Key, args: Args) -> bool:
 def read_templates(rows: list[Any], entries: list[Entry]) -> Predictions:
     predictions: Predictions = {}
     for function, n, is_awaited, entry, key, args in rows:
-        template = Template(n, is_awaited, entries[entry], key, tuple(args))
+        template = Template(n, is_awaited, entries[entry], key, args)
         predictions.setdefault(entries[function], []).append(template)
     return predictions

@@ -128,6 +128,7 @@ class Entry:
         "name",
         "number",
         "operator",
+        "owners",
         "run",
         "sealed",
         "signature",
@@ -157,6 +158,7 @@ class Entry:
             body, decode = function.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
         self.number = 0
+        self.owners: dict[Key, int] = {}  # what is known of its keys' workers
         self.lessons: Any = None  # what is being learned of its calls
         self.chains: Any = None  # of the operator's entities, in the ordered mode
         self.context: Any = None  # that of the call that runs, or runs next: see bind

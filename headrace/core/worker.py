@@ -67,6 +67,7 @@ class Worker:
         self.ordered = OrderedExecutor(self.program, number)
         self.mode = "serial"
         self.workers, self.alone_tid = 1, 0
+        self.predicted = self.rows_told = 0
         self.is_ready = False
         self.progress: dict[int, Progress] = {}
         self.early: dict[int, list[tuple[int, Traffic]]] = {}
@@ -128,8 +129,12 @@ class Worker:
             self.program.tables[operator][key] = state
         self.workers = begin.workers
         self.ordered.workers = begin.workers
-        self.ordered.shards = ShardMap(begin.owners, begin.version)
+        self.ordered.place(ShardMap(begin.owners, begin.version))
         self.is_ready = begin.is_last
+        if self.is_ready:
+            for epoch in [epoch for epoch, stash in self.early.items() if stash[0][1].lone is not None]:
+                for source, traffic in self.early.pop(epoch):
+                    self._take_traffic(source, traffic)
 
     def _take_run(self, run: Run) -> None:
         if run.mode != self.mode:
@@ -175,32 +180,34 @@ class Worker:
             if isinstance(functions, int)
             else [numbered[number] for number in functions]
         )
-        owners = [owner_of(entry.operator, key) for entry, key in zip(entries, run.keys, strict=True)]
+        owners = [
+            entry.owners.get(key) or owner_of(entry.operator, key) for entry, key in zip(entries, run.keys, strict=True)
+        ]
         predictions = {} if run.is_lone else self.ordered.predictions
         part = Part(run.epoch, tids, owners, predictions)
         poisoned, suspects = set(run.poisoned), set(run.suspects)
-        rows, mine = part.rows, progress.mine
+        part.suspects |= suspects
+        rows, mine = part.rows, progress.mine  # mine: TIDs of own roots
         for tid, entry, key, args, owner in zip(tids, entries, run.keys, run.args, owners, strict=True):
-            if suspects and tid in suspects:
-                part.suspects.add(tid)
-                if owner == me:
-                    mine.append(tid)
-            elif owner == me:
+            if owner == me:
                 mine.append(tid)
                 if poisoned and tid in poisoned:
-                    entry = self.ordered.decreed(entry, DECREE)
-                rows.append((tid, order.ROOT, entry, key, args))
-            elif entry in predictions and tid not in poisoned:
+                    rows.append((tid, order.ROOT, self.ordered.decreed(entry, DECREE), key, args))
+                elif not suspects or tid not in suspects:
+                    rows.append((tid, order.ROOT, entry, key, args))
+            elif entry in predictions and tid not in poisoned and tid not in suspects:
                 for template in predictions[entry]:
                     call = template.fill(key, args)
-                    if call is not None and owner_of(call[1].operator, call[2]) == me:
-                        at = order.awaited if template.is_awaited else order.sent
-                        rows.append((tid, at(order.ROOT, template.n), call[1], call[2], call[3]))
+                    if call is not None:
+                        _, entry, target, given = call
+                        if (entry.owners.get(target) or owner_of(entry.operator, target)) == me:
+                            rows.append((tid, template.place, entry, target, given))
+        self.predicted += len(rows) - len(mine)
         return part
 
     def _take_traffic(self, source: int, traffic: Traffic) -> None:
         progress = self.progress.get(traffic.epoch)
-        if progress is None and traffic.lone is not None:
+        if progress is None and traffic.lone is not None and self.is_ready:
             tid, owner = traffic.lone
             part = Part(traffic.epoch, range(tid, tid + 1), [owner], {})
             progress = self.progress[traffic.epoch] = Progress(None, self.workers)
@@ -251,6 +258,7 @@ class Worker:
                 continue
             for worker, rows in part.outbox.items():
                 progress.sent[worker] += 1
+                self.rows_told += len(rows)
                 progress.is_reported = False
                 effects.append(self.channels.send(now_us, worker, self._traffic(part, progress, rows)))
             part.outbox.clear()
@@ -287,9 +295,16 @@ class Worker:
                     results.append(None)
                 else:
                     calls = part.calls.get(tid)
-                    result = calls[order.ROOT].result if calls is not None and tid not in part.suspects else None
+                    root = calls[order.ROOT] if type(calls) is dict else calls
+                    result = None if root is None or tid in part.suspects else root.result
                     results.append(None if result is NOT_YET else result)
-        stats = {"ran": self.ordered.ran, "ran_again": self.ordered.ran_again}
+        ordered = self.ordered
+        stats = {
+            "ran": ordered.ran,
+            "ran_again": ordered.ran_again,
+            "predicted": self.predicted,
+            "rows_told": self.rows_told,
+        }
         shares, progress.shares = progress.shares, None if progress.shares is None else []
         learned, self.ordered.learned = self.ordered.learned, []
         idle = Idle(
@@ -306,7 +321,7 @@ class Worker:
         if alone.share is not None:
             assert progress.shares is not None
             progress.shares.append(alone.share)
-        touched = {(call.entry.operator.name, call.key) for call in part.calls.get(tid, {}).values()}
+        touched = {(call.entry.operator.name, call.key) for call in self.ordered.calls_of(part, tid).values()}
         self.ordered.forget(part, tid)
         part.suspects.discard(tid)
         if part.owner(tid) == self.me:
@@ -388,6 +403,8 @@ class Worker:
         chain = self.ordered.chains[self.app.operators[operator]].get(key)
         if chain is None:
             return self.program.tables[operator].get(key, MISSING)
+        if type(chain) is not list:
+            return chain.seen if chain.order[0] >= tid else self.program.tables[operator].get(key, MISSING)
         return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)
 
 
