@@ -9,6 +9,7 @@ engine has a thread of its own.
 from __future__ import annotations
 
 import gc
+import operator
 import random
 import sys
 import time
@@ -77,6 +78,67 @@ async def transfer_coroutine(ctx: Context, to: int) -> int:
 @account.register
 def open_account(ctx: Context, balance: int) -> None:
     ctx.put(balance)
+
+
+# --- further forms, for several workers -------------------------------------------------------------------------------
+
+
+@account.register
+def credit_and_tell(ctx: Context) -> int:
+    balance: int = ctx.get(0) + 1
+    ctx.put(balance)
+    return balance
+
+
+@account.register
+async def transfer_awaited(ctx: Context, to: int) -> int:
+    balance: int = ctx.get(0) - 1
+    if balance < 0:
+        raise NotEnoughCredit(ctx.key)
+    ctx.put(balance)
+    await ctx.call(credit_and_tell, to)
+    return balance
+
+
+counter = app.operator("counter", combine=operator.add)
+
+
+@counter.register
+def count(ctx: Context) -> None:
+    ctx.merge(1)
+
+
+@account.register
+def transfer_counted(ctx: Context, to: int) -> int:
+    balance: int = ctx.get(0) - 1
+    if balance < 0:
+        raise NotEnoughCredit(ctx.key)
+    ctx.put(balance)
+    ctx.call_async(count, to)
+    return balance
+
+
+@account.register
+def credit_costly(ctx: Context, spins: int) -> None:
+    spin(spins)
+    ctx.put(ctx.get(0) + 1)
+
+
+@account.register
+def transfer_costly(ctx: Context, to: int, spins: int) -> int:
+    spin(spins)
+    balance: int = ctx.get(0) - 1
+    if balance < 0:
+        raise NotEnoughCredit(ctx.key)
+    ctx.put(balance)
+    ctx.call_async(credit_costly, to, spins)
+    return balance
+
+
+def spin(spins: int) -> None:
+    """Work that only costs time."""
+    for _ in range(spins):
+        pass
 
 
 class Form(NamedTuple):

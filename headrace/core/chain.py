@@ -105,25 +105,27 @@ class Frame:
     __slots__ = (
         "answers",
         "attempts",
+        "awaited",
         "context",
         "coroutine",
+        "is_running",
         "queue",
-        "segment",
         "segments",
         "unawaited",
         "waits_for",
     )
 
     def __init__(self) -> None:
+        self.awaited: list[int] = []  # the numbers of the calls it awaited so far
         self.answers: dict[int, Any] = {}  # by the call's number; sealed
         self.attempts: dict[int, int] = {}  # which answer is the right one, if calls were made anew
-        self.segments: list[Segment] = []
+        self.segments: dict[int, Segment] = {}  # what it did after the answer to the call with this number
         self.coroutine: Any = None  # while it waits
         self.context: Any = None
         self.queue: list[Any] = []
         self.unawaited: dict[Any, None] = {}
         self.waits_for = 0
-        self.segment: Segment | None = None  # the one that the answer will start
+        self.is_running = False
 
 
 def chain_of(call: Call) -> Chain:

@@ -46,6 +46,9 @@ class Part:
         self.suspects: set[int] = set()
         self.bytes: dict[int, int] = {}  # per TID, where it counts
         self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
+        self.overruled: set[tuple[int, bytes]] = (
+            set()
+        )  # predicted calls that came, or were cancelled, before their turn
         self.waiting: dict[Call, None] = {}  # calls whose coroutine waits for an answer
         self.outbox: dict[int, list[Any]] = {}
 
@@ -64,6 +67,10 @@ class Exchange(ABC):
     @abstractmethod
     def _queue(self, record: Record) -> None:
         """See to this record in its turn."""
+
+    @abstractmethod
+    def _go_on(self, part: Part, call: Call) -> None:
+        """A call that waits has its answer."""
 
     @abstractmethod
     def _remove(self, part: Part, call: Call) -> None:
@@ -94,6 +101,10 @@ class Exchange(ABC):
         else:
             part.calls[tid] = call
 
+    def _later(self, call: Call | None) -> None:
+        if call is not None:
+            self._queue(call)
+
     # --- calls made ---------------------------------------------------------------------------------------------------
 
     def _dispatch_sent(self, part: Part, call: Call, queue: list[Any]) -> None:
@@ -112,40 +123,38 @@ class Exchange(ABC):
             old = made.get(n)
             if old is None:
                 made[n] = wanted
-                self._make(part, call, n, wanted)
+                self._later(self._make(part, call, n, wanted))
             elif not same_call(old, wanted):
-                self._replace(part, call, n, old, wanted)
+                self._later(self._replace(part, call, n, old, wanted))
         if len(made) > n:
             for other in [m for m in made if m > n]:
                 self._cancel(part, call, other, made.pop(other))
 
-    def _replace(self, part: Part, call: Call, n: int, old: Made | None, wanted: Made) -> None:
-        assert call.made is not None
+    def _replace(self, part: Part, call: Call, n: int, old: Made | None, wanted: Made) -> Call | None:
         if old is not None and not same_target(old, wanted):
             self._cancel(part, call, n, old)
         call.made[n] = wanted
-        self._make(part, call, n, wanted)
+        return self._make(part, call, n, wanted)
 
-    def _make(self, part: Part, call: Call, n: int, made: Made) -> None:
+    def _make(self, part: Part, call: Call, n: int, made: Made) -> Call | None:
+        """Make a call, or make it anew with other arguments. Returns it if it is for this worker."""
         tid, place = call.order
         is_awaited, entry, key, args = made
         worker = self._owner(entry, key)
         caller_size = depth = attempt = 0
         if is_awaited:
-            assert call.frame is not None
-            at, caller_size, depth = order.awaited(place, n), len(place), call.depth + 1
-            attempt = call.frame.attempts[n]
+            at, caller_size, depth = order.awaited(place, n, self.me), len(place), call.depth + 1
+            attempt = call.frame.attempts[n]  # type: ignore[union-attr]
         else:
-            at = order.sent(place, n)
+            at = order.sent(place, n, self.me)
         if worker == self.me:
-            self.arrive(part, tid, at, entry, key, args, self.me, caller_size, depth, attempt)
-        else:
-            if tid not in part.spread:
-                part.spread.add(tid)
-                if tid in self.aborted and part.owner(tid) == self.me:
-                    self._tell_all(part, (ABORTED, tid))
-            row = (CALL, tid, at, entry.number, key, args, caller_size, depth, attempt)
-            self.tell(part, worker, row)
+            return self.arrive(part, tid, at, entry, key, args, self.me, caller_size, depth, attempt)
+        if tid not in part.spread:
+            part.spread.add(tid)
+            if tid in self.aborted and part.owner(tid) == self.me:
+                self._tell_all(part, (ABORTED, tid))
+        self.tell(part, worker, (CALL, tid, at, entry.number, key, args, caller_size, depth, attempt))
+        return None
 
     def _owner(self, entry: Entry, key: Key) -> int:
         return entry.owners.get(key) or self.shards.owner(entry.operator, key)
@@ -153,7 +162,7 @@ class Exchange(ABC):
     def _cancel(self, part: Part, call: Call, n: int, made: Made) -> None:
         tid, place = call.order
         is_awaited, entry, key, _ = made
-        at = order.awaited(place, n) if is_awaited else order.sent(place, n)
+        at = order.awaited(place, n, self.me) if is_awaited else order.sent(place, n, self.me)
         worker = self._owner(entry, key)
         if worker == self.me:
             self.cancel(part, tid, at)
@@ -172,30 +181,34 @@ class Exchange(ABC):
         caller_size: int = 0,
         depth: int = 0,
         attempt: int = 0,
-    ) -> None:
-        """A call for one of this worker's entities: a new one, or one that replaces the call at its place."""
+    ) -> Call | None:
+        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. To be run."""
         if tid in part.suspects:
-            return
+            return None
+        if part.predictions and part.at < len(part.rows):
+            part.overruled.add((tid, place))  # if it was predicted and has not started
         calls = self.calls_of(part, tid)
-        old = calls.get(place)
-        if old is not None:
-            if old.entry is entry and type(old.key) is type(key) and old.key == key:
-                old.args, old.attempt, old.caller_worker = args, attempt, caller_worker
-                old.answered, old.must_run = NOT_YET, True
-                self._queue(old)
-                return
-            self._drop(part, old)
+        call = calls.get(place)
+        if call is not None:
+            if call.entry is entry and type(call.key) is type(key) and call.key == key:
+                call.args, call.attempt = args, attempt
+                call.answered, call.must_run = NOT_YET, True
+                return call
+            self._drop(part, call)
         call = Call((tid, place), entry, key, args)
-        call.caller_worker, call.caller_size, call.depth, call.attempt = caller_worker, caller_size, depth, attempt
+        if caller_size:
+            call.caller_worker, call.caller_size, call.depth, call.attempt = caller_worker, caller_size, depth, attempt
         calls[place] = call
-        if not part.calls.get(tid):
+        if len(calls) == 1:
             part.calls[tid] = calls
         if len(calls) * self.workers > self.calls_max:
             part.suspects.add(tid)
-        else:
-            self._queue(call)
+            return None
+        return call
 
     def cancel(self, part: Part, tid: int, place: bytes) -> None:
+        if part.predictions and part.at < len(part.rows):
+            part.overruled.add((tid, place))
         call = self.calls_of(part, tid).pop(place, None)
         if call is not None:
             self._drop(part, call)
@@ -226,26 +239,27 @@ class Exchange(ABC):
         caller = place[: call.caller_size]
         n, _ = order.read_number(place, call.caller_size)
         if call.caller_worker == self.me:
-            self.answered(part, tid, caller, n, call.attempt, call.result)
+            self._later(self.answered(part, tid, caller, n, call.attempt, call.result))
         else:
             self.tell(part, call.caller_worker, (ANSWER, tid, caller, n, call.attempt, call.result))
 
-    def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> None:
+    def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:
+        """An answer has come. Returns the call that awaits it, if it can go on now."""
         call = self.calls_of(part, tid).get(place)
         if call is None and part.predictions and place == order.ROOT:  # that has not started yet
             part.early_answers.setdefault(tid, {})[n] = result
         if call is None or call.frame is None or call.frame.attempts.get(n) != attempt:
-            return  # to a call that was not made after all
+            return None  # to a call that was not made after all
         frame = call.frame
         if n in frame.answers and same(frame.answers[n], result):
-            return
+            return None
         frame.answers[n] = result
         if frame.coroutine is not None and frame.waits_for == n:
-            assert frame.segment is not None
-            self._queue(frame.segment)
-        elif frame.coroutine is None or n < frame.waits_for:
+            return call
+        if not frame.is_running and (frame.coroutine is None or n < frame.waits_for):
             call.must_run = True
             self._queue(call)
+        return None
 
     def _mend(self, part: Part, call: Call) -> None:
         """A call that failed does not any more."""
@@ -301,11 +315,14 @@ class Exchange(ABC):
         for kind, tid, *row in rows:
             if kind == CALL:
                 place, number, key, args, caller_size, depth, attempt = row
-                self.arrive(part, tid, place, entries[number], key, tuple(args), source, caller_size, depth, attempt)
+                entry, args = entries[number], tuple(args)
+                self._later(self.arrive(part, tid, place, entry, key, args, source, caller_size, depth, attempt))
             elif kind == CANCEL:
                 self.cancel(part, tid, row[0])
             elif kind == ANSWER:
-                self.answered(part, tid, *row)
+                call = self.answered(part, tid, *row)
+                if call is not None:
+                    self._go_on(part, call)
             elif kind == FAILED:
                 self.failed(part, tid, row[0], source, Failure(*row[1:]))
             elif kind == MENDED:

@@ -134,7 +134,10 @@ class SerialContext(Context):
     def call(self, function: Function | str, key: Any, /, *args: Any) -> Call:
         if self._entry.is_plain:
             raise BadCall(f"{self._entry.name} is a plain def and cannot await: make it async def, or use call_async")
-        call = Call(self, *self._admit(function, key, args))
+        entry = self._functions.get(function) if type(function) is Function else None
+        if entry is None or type(key) is not int or key >= HIGH or key <= LOW or not entry.fits(args):
+            entry, key, args = self._admit(function, key, args)
+        call = Call(self, entry, key, args)
         self._transaction.is_marked = True
         self._transaction.unawaited[call] = None
         return call

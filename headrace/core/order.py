@@ -7,7 +7,7 @@ Rules:
 1. Asynchronous calls run after the root, in the order they were made, as one queue: a place begins with the generation
    (0 for the root, 1 for what it sends, ...), then which call of the generation before sent it, and so on.
 2. A frame numbers all calls it makes, awaited or not, by one counter. An awaited call runs inside its caller: its place
-   is the caller's, and the number.
+   is the caller's, the number, and the worker that makes it.
 3. What a frame does after an awaited call comes after all that this call did.
 
 Never here: keys, workers, what a call does.
@@ -29,25 +29,27 @@ def number(n: int) -> bytes:
 
 
 SMALL = [number(n) if n else b"" for n in range(256)]
-SENT_BY_ROOT = [b"\x02" + number(n) + END if n else b"" for n in range(256)]
 
 
-def awaited(place: bytes, n: int) -> bytes:
-    """The place of the n-th call that is made at `place`, if it is awaited."""
-    return place + (SMALL[n] if n < 256 else number(n))
+def awaited(place: bytes, n: int, worker: int) -> bytes:
+    """The place of the n-th call that is made at `place`, if it is awaited. `worker` makes it: while a repair is under way
+    two workers may have made it, and one of them will take it back."""
+    if n < 256 and worker < 256:
+        return place + SMALL[n] + SMALL[worker]
+    return place + number(n) + number(worker)
 
 
 def after(place: bytes, n: int) -> bytes:
     """Where a frame goes on when its n-th call has been answered."""
-    return awaited(place, n) + AFTER
+    return place + (SMALL[n] if n < 256 else number(n)) + AFTER
 
 
-def sent(place: bytes, n: int) -> bytes:
+def sent(place: bytes, n: int, worker: int) -> bytes:
     """The place of the n-th call made at `place`, if it is one-way: one generation later."""
-    if place == ROOT and n < 256:
-        return SENT_BY_ROOT[n]
+    if place is ROOT and n < 256 and worker < 256:
+        return b"\x02" + SMALL[n] + SMALL[worker] + END
     generation, at = read_number(place, 0)
-    return number(generation + 1) + place[at:] + number(n) + END
+    return number(generation + 1) + place[at:] + number(n) + number(worker) + END
 
 
 def read_number(place: bytes, at: int) -> tuple[int, int]:

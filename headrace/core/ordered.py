@@ -43,11 +43,13 @@ from headrace.core.exchange import FAILED, Exchange, Part, Row, by_number, same_
 from headrace.core.execution import Call as Awaitable
 from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
 from headrace.core.placement import ShardMap
-from headrace.core.prediction import Lessons, Predictions, Template
+from headrace.core.prediction import Lessons, Predictions
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failure
 from headrace.wire.values import HIGH, LOW, Key, shown
+
+NESTED_MAX = 16
 
 
 class OrderedContext(SerialContext):
@@ -105,6 +107,8 @@ class OrderedExecutor(Exchange):
         self.pushed = 0
         self.running = 0
         self.ran = self.ran_again = 0
+        self.nested = 0  # calls that run within others now
+        self.spare: dict[Entry, list[OrderedContext]] = {}  # contexts
         self.predictions: Predictions = {}
         self.learned: list[Any] = []  # templates that nobody has been told of
         self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.app.operators.values()}
@@ -171,6 +175,8 @@ class OrderedExecutor(Exchange):
             todo = [rows[at]]
             at += 1
             for tid, place, entry, key, args in todo:  # which grows
+                if part.overruled and (tid, place) in part.overruled and place is not root:
+                    continue
                 chains = entry.chains
                 chain = chains.get(key)
                 if chain is not None and (chain[-1] if type(chain) is list else chain).order[0] >= tid:
@@ -198,7 +204,7 @@ class OrderedExecutor(Exchange):
                     self._predict(part, call)
                     self._link(call, call)
                     call.must_run = False
-                    self._fail(part, call, call, before, error, context, None)
+                    self._fail(part, call, 0, before, error, context, None)
                     continue
                 state = context._state
                 call = Ran((tid, place), entry, key, args, before, state, context._read, result)
@@ -249,7 +255,7 @@ class OrderedExecutor(Exchange):
             n += 1
             if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == me:
                 if n > len(templates) or templates[n - 1].entry is entry:
-                    todo.append((tid, order.sent(place, n), entry, key, args))
+                    todo.append((tid, order.sent(place, n, me), entry, key, args))
                     continue
             elif n > len(templates):
                 told.append(n)
@@ -262,7 +268,7 @@ class OrderedExecutor(Exchange):
             return
         call.made = queue.copy()
         for n in told:
-            self._make(part, call, n, (False, *queue[n - 1]))
+            self._later(self._make(part, call, n, (False, *queue[n - 1])))
 
     def _start(self, part: Part, row: Row) -> None:
         """A row, the long way."""
@@ -326,10 +332,17 @@ class OrderedExecutor(Exchange):
             return
         if call.must_run:
             self._run(part, call)
-        elif type(record) is Segment and call.frame is not None and record is call.frame.segment:
-            self._resume(part, call, call.frame)
+            return
+        self._check(part, record)
+        frame = call.frame
+        if frame is not None and frame.coroutine is not None and frame.waits_for in frame.answers:
+            self._resume(part, call, frame)
+
+    def _go_on(self, part: Part, call: Call) -> None:
+        if call.is_queued or call.order[0] in part.suspects:
+            self._queue(call)
         else:
-            self._check(part, record)
+            self._resume(part, call, call.frame)  # type: ignore[arg-type]
 
     def _part_of(self, tid: int) -> Part | None:
         for part in self.parts.values():
@@ -445,13 +458,13 @@ class OrderedExecutor(Exchange):
             if entry.is_plain:
                 result = self._sealed(call, result)
         except BaseException as error:
-            self._fail(part, call, call, before, error, context, None)
+            self._fail(part, call, 0, before, error, context, None)
         else:
             if entry.is_plain:
-                self._close(call, call, context, before)
+                self._close(call, 0, context, before)
                 self._complete(part, call, result)
             else:
-                self._drive(part, call, context, result, None, call, before, 0)
+                self._drive(part, call, context, result, None, 0, before)
         self.running = 0
 
     def _sealed(self, call: Call, result: Any) -> Any:
@@ -467,19 +480,15 @@ class OrderedExecutor(Exchange):
         context._state, context._read, context._deltas = state, False, ()
 
     def _drive(
-        self,
-        part: Part,
-        call: Call,
-        context: OrderedContext,
-        coroutine: Any,
-        answer: Any,
-        record: Record,
-        before: Any,
-        done: int,
+        self, part: Part, call: Call, context: OrderedContext, coroutine: Any, answer: Any, n: int, before: Any
     ) -> None:
-        """Go on with a coroutine until it ends or waits for what is not known yet. `record` is the part of it that runs,
-        on the state `before`; `done` is how many awaits lie behind."""
-        queue = self.transaction.queue
+        """Go on with a coroutine until it ends or waits for what is not known yet. It runs after the answer to its call
+        number `n` (0: from its start), on the state `before`."""
+        queue, frame = self.transaction.queue, call.frame
+        if frame is not None:
+            frame.is_running = True
+            if not n:
+                frame.awaited.clear()
         while True:
             try:
                 awaited = coroutine.send(answer)
@@ -488,60 +497,95 @@ class OrderedExecutor(Exchange):
                 try:
                     result = self._sealed(call, stop.value)
                 except BaseException as error:
-                    self._fail(part, call, record, before, error, context, None)
+                    self._fail(part, call, n, before, error, context, None)
                     return
-                self._close(call, record, context, before)
-                self._trim(call, done)
+                self._close(call, n, context, before)
+                if frame is not None:
+                    frame.is_running = False
+                    self._trim(call, frame)
+                if call.entry.context is not context:
+                    self.spare.setdefault(call.entry, []).append(context)
                 self._complete(part, call, result)
                 return
             except BaseException as error:
-                self._fail(part, call, record, before, error, context, coroutine)
+                self._fail(part, call, n, before, error, context, coroutine)
                 return
-            self._close(call, record, context, before)
-            frame = call.frame
+            self._close(call, n, context, before)
             if frame is None:
                 frame = call.frame = Frame()
+                frame.is_running = True
             queue.append((awaited.entry, awaited.key, awaited.args, True))
             n = len(queue)
-            segment = self._segment(call, frame, done, n)
-            done += 1
-            self._await(part, call, frame, n, (True, awaited.entry, awaited.key, awaited.args))
+            frame.awaited.append(n)
+            callee = self._await(part, call, frame, n, (True, awaited.entry, awaited.key, awaited.args))
+            if callee is not None:
+                self._run_within(part, call, callee, context)
             if n not in frame.answers:
-                self._suspend(part, call, frame, n, segment, context, coroutine)
+                self._suspend(part, call, frame, n, context, coroutine)
                 return
             answer = self.values.unseal(frame.answers[n])
-            record, before = segment, self._state_for(segment, call)
+            before = self._state_after(call, n)
             self._hand(context, before)
 
-    def _segment(self, call: Call, frame: Frame, done: int, n: int) -> Segment:
-        """The record of what comes after the await number `done` (from 0), of the call numbered `n`: the one of the run
-        before, if it stood at the same place."""
-        at = (call.order[0], order.after(call.order[1], n))
-        if done < len(frame.segments):
-            if frame.segments[done].order == at:
-                return frame.segments[done]
-            self._trim(call, done)
-        segment = Segment(at, call)
-        frame.segments.append(segment)
+    def _run_within(self, part: Part, call: Call, callee: Call, context: OrderedContext) -> None:
+        """A call to an own entity is awaited: run it at once, unless that gets too deep for Python's stack."""
+        if self.nested >= NESTED_MAX or callee.order[0] in part.suspects:
+            self._queue(callee)
+            return
+        transaction = self.transaction
+        if transaction.is_marked:
+            unawaited, transaction.unawaited = transaction.unawaited, {}
+            self._count_marks(part, call.order[0], transaction)
+        else:
+            unawaited = {}
+        queue = transaction.queue.copy()
+        if call.entry.context is context and (callee.entry is call.entry or not callee.entry.is_plain):
+            self._rebind(call.entry)
+        self.nested += 1
+        self._run(part, callee)
+        self.nested -= 1
+        transaction.reset()
+        transaction.queue[:] = queue
+        transaction.unawaited, transaction.is_marked = unawaited, bool(unawaited)
+        self.running = call.order[0]
+
+    def _rebind(self, entry: Entry) -> None:
+        """The function's context stays with a call that waits: it gets another one."""
+        spare = self.spare.get(entry)
+        entry.bind(spare.pop() if spare else self._context(entry))
+
+    def _trim(self, call: Call, frame: Frame) -> None:
+        """Forget what a call did after awaits that it no longer makes."""
+        if frame.segments:
+            for n in [n for n in frame.segments if n not in frame.awaited]:
+                self._unlink(frame.segments.pop(n))
+
+    def _state_after(self, call: Call, n: int) -> Any:
+        """What a call sees when its call number `n` has been answered."""
+        chain = call.entry.chains[call.key]
+        if chain is call:
+            return call.new
+        tid, place = call.order
+        return value_before(chain, locate(chain, (tid, order.after(place, n))), tid, self.aborted)
+
+    def _record(self, call: Call, n: int) -> Record:
+        """The record of what a call does after the answer to its call number `n`."""
+        if not n:
+            return call
+        frame = call.frame
+        assert frame is not None
+        segment = frame.segments.get(n)
+        if segment is None:
+            segment = frame.segments[n] = Segment((call.order[0], order.after(call.order[1], n)), call)
         return segment
 
-    def _trim(self, call: Call, count: int) -> None:
-        """The call has no more than so many segments now."""
-        if call.frame is not None:
-            for segment in call.frame.segments[count:]:
-                self._unlink(segment)
-            del call.frame.segments[count:]
-
-    def _state_for(self, segment: Segment, call: Call) -> Any:
-        chain = chain_of(call)  # it holds the call itself
-        return value_before(chain, locate(chain, segment.order), segment.order[0], self.aborted)
-
-    def _close(self, call: Call, record: Record, context: OrderedContext, before: Any) -> None:
+    def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
         """A part of a call has ended well: note what it saw and left, and tell those above."""
         new, deltas, read = context._state, context._deltas, context._read
-        if type(record) is Segment and not record.is_linked:
-            if new is before and not read and not deltas:
-                return  # it did not touch the state
+        if n and n not in call.frame.segments and new is before and not read and not deltas:  # type: ignore[union-attr]
+            return  # it did not touch the state
+        record = self._record(call, n)
+        if not record.is_linked:
             chain, at = self._link(record, call)
         else:
             chain = chain_of(call)
@@ -549,7 +593,10 @@ class OrderedExecutor(Exchange):
         was = record.new
         record.seen, record.new = before, new
         record.read = read or (new is before and not deltas)
-        record.deltas = deltas if deltas and not read else ()
+        if deltas and not read:
+            record.deltas = deltas
+        elif record.deltas:
+            record.deltas = ()
         if record.order[0] in self.aborted or was is None or not same(was, new):
             self._ripple(call, chain, at)
 
@@ -582,7 +629,7 @@ class OrderedExecutor(Exchange):
                 part.suspects.add(tid)
 
     def _fail(
-        self, part: Part, call: Call, record: Record, before: Any, error: BaseException, context: Any, coroutine: Any
+        self, part: Part, call: Call, n: int, before: Any, error: BaseException, context: Any, coroutine: Any
     ) -> None:
         tid = call.order[0]
         self.running = 0
@@ -592,21 +639,22 @@ class OrderedExecutor(Exchange):
             self._count_marks(part, tid, transaction)
             transaction.reset()
         if call.entry.context is context:
-            call.entry.bind(self._context(call.entry))
+            self._rebind(call.entry)
         context.retire()
         if coroutine is not None:
             with contextlib.suppress(BaseException):
                 coroutine.close()
-        if type(record) is Segment and not record.is_linked:
+        record = self._record(call, n)
+        if not record.is_linked:
             self._link(record, call)
-        chain = chain_of(call)
         record.seen, record.read, record.deltas = before, True, ()
-        if record.new is None or not same(record.new, before):
+        if tid in self.aborted or record.new is None or not same(record.new, before):
             record.new = before
+            chain = chain_of(call)
             self._ripple(call, chain, locate(chain, record.order))
         if call.frame is not None:
-            done = 0 if record is call else call.frame.segments.index(record) + 1  # type: ignore[arg-type]
-            self._trim(call, done)
+            call.frame.is_running = False
+            self._trim(call, call.frame)
         place = record.order[1]
         if call.failure is not None:
             if call.failed_at == place and same_failure(call.failure, failure):
@@ -631,52 +679,44 @@ class OrderedExecutor(Exchange):
         if call.depth >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
 
-    def _await(self, part: Part, call: Call, frame: Frame, n: int, wanted: Made) -> None:
-        """Make an awaited call, unless the run before made the very same."""
+    def _await(self, part: Part, call: Call, frame: Frame, n: int, wanted: Made) -> Call | None:
+        """Make an awaited call, unless the run before made the very same. Returns it if it is to be run here."""
         made = call.made
         if made is None:
             made = call.made = {}
         old = made.get(n)
         if old is not None and same_call(old, wanted):
-            return
+            return None
         frame.answers.pop(n, None)
         frame.attempts[n] = frame.attempts.get(n, 0) + 1
-        self._replace(part, call, n, old, wanted)
+        return self._replace(part, call, n, old, wanted)
 
-    def _suspend(
-        self, part: Part, call: Call, frame: Frame, n: int, segment: Segment, context: OrderedContext, coroutine: Any
-    ) -> None:
+    def _suspend(self, part: Part, call: Call, frame: Frame, n: int, context: OrderedContext, coroutine: Any) -> None:
         transaction = self.transaction
-        frame.coroutine, frame.context, frame.waits_for, frame.segment = coroutine, context, n, segment
-        frame.queue, frame.unawaited = list(transaction.queue), transaction.unawaited
-        transaction.unawaited = {}
-        part.waiting[call] = None
-        self._trim(call, frame.segments.index(segment) + 1)
+        frame.coroutine, frame.context, frame.waits_for, frame.is_running = coroutine, context, n, False
+        frame.queue = transaction.queue.copy()
         if transaction.is_marked:
+            frame.unawaited, transaction.unawaited = transaction.unawaited, {}
             self._count_marks(part, call.order[0], transaction)
-        if call.entry.context is context:  # it keeps its context
-            call.entry.bind(self._context(call.entry))
+        part.waiting[call] = None
+        self._trim(call, frame)
+        if call.entry.context is context:
+            self._rebind(call.entry)
         if call.failure is not None:
             self._mend(part, call)
 
     def _resume(self, part: Part, call: Call, frame: Frame) -> None:
-        transaction, segment, coroutine = self.transaction, frame.segment, frame.coroutine
-        assert segment is not None and coroutine is not None
-        n, context = frame.waits_for, frame.context
-        if n not in frame.answers:
-            return
-        frame.coroutine = frame.segment = None
+        n, context, coroutine, transaction = frame.waits_for, frame.context, frame.coroutine, self.transaction
+        frame.coroutine = None
         del part.waiting[call]
         transaction.reset()
         transaction.queue[:] = frame.queue
         transaction.unawaited, transaction.is_marked = frame.unawaited, bool(frame.unawaited)
         self.ran += 1
         self.running = call.order[0]
-        before = self._state_for(segment, call)
+        before = self._state_after(call, n)
         self._hand(context, before)
-        answer = self.values.unseal(frame.answers[n])
-        done = frame.segments.index(segment) + 1
-        self._drive(part, call, context, coroutine, answer, segment, before, done)
+        self._drive(part, call, context, coroutine, self.values.unseal(frame.answers[n]), n, before)
         self.running = 0
 
     def _let_go(self, part: Part, call: Call) -> None:
@@ -684,7 +724,7 @@ class OrderedExecutor(Exchange):
         frame = call.frame
         assert frame is not None
         del part.waiting[call]
-        coroutine, frame.coroutine, frame.segment = frame.coroutine, None, None
+        coroutine, frame.coroutine = frame.coroutine, None
         frame.context.retire()
         with contextlib.suppress(BaseException):
             coroutine.close()
@@ -694,12 +734,14 @@ class OrderedExecutor(Exchange):
     def _remove(self, part: Part, call: Call) -> None:
         if call.frame is not None and call.frame.coroutine is not None:
             self._let_go(part, call)
-        self._trim(call, 0)
+        if call.frame is not None:
+            call.frame.awaited.clear()
+            self._trim(call, call.frame)
         self._unlink(call)
 
     def _look_again(self, part: Part, tid: int) -> None:
         for call in self.calls_of(part, tid).values():
-            records: list[Record] = [call] if call.frame is None else [call, *call.frame.segments]
+            records: list[Record] = [call] if call.frame is None else [call, *call.frame.segments.values()]
             for record in records:
                 if record.is_linked:
                     chain = chain_of(call)
@@ -710,7 +752,7 @@ class OrderedExecutor(Exchange):
 
     def install(self, part: Part, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
         """A write of a transaction that ran alone."""
-        call = self._registered(part, tid, order.awaited(order.ROOT, n), entry, key, ())
+        call = self._registered(part, tid, order.awaited(order.ROOT, n, self.me), entry, key, ())
         chain, at = self._link(call, call)
         call.seen, call.new = value_before(chain, at, tid, self.aborted), state
         call.read = call.must_run = False

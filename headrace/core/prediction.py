@@ -26,15 +26,23 @@ Source = int | list[Any]
 class Template:
     """One predicted call of a function."""
 
-    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "key", "n", "place")
+    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "key", "n", "places")
 
     def __init__(self, n: int, is_awaited: bool, entry: Entry, key: Source, args: list[Source]) -> None:
         self.n, self.is_awaited, self.entry, self.key, self.args = n, is_awaited, entry, key, args
-        self.place = order.awaited(order.ROOT, n) if is_awaited else order.sent(order.ROOT, n)
+        self.places: dict[int, bytes] = {}  # by the root's worker
         self.constant: Args | None = None  # the arguments, if none of them depends on the call
         if all(type(source) is list for source in args):
             self.constant = tuple([source[0] for source in args])  # type: ignore[index]
         self.is_bare = entry.fits(())  # it takes no arguments
+
+    def place(self, worker: int) -> bytes:
+        """Where the call stands if the root is this worker's."""
+        place = self.places.get(worker)
+        if place is None:
+            at = order.awaited if self.is_awaited else order.sent
+            place = self.places[worker] = at(order.ROOT, self.n, worker)
+        return place
 
     def fill(self, key: Key, args: Args) -> Made | None:
         """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""

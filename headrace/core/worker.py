@@ -201,7 +201,7 @@ class Worker:
                     if call is not None:
                         _, entry, target, given = call
                         if (entry.owners.get(target) or owner_of(entry.operator, target)) == me:
-                            rows.append((tid, template.place, entry, target, given))
+                            rows.append((tid, template.place(owner), entry, target, given))
         self.predicted += len(rows) - len(mine)
         return part
 
@@ -355,7 +355,8 @@ class Worker:
 
     def _try_alone(self, part: Part, progress: Progress) -> None:
         alone, run = progress.alone, progress.run
-        assert alone is not None and run is not None
+        assert alone is not None
+        assert run is not None
         if progress.missing_lenders:
             return
         tid = alone.tid
