@@ -1,0 +1,535 @@
+"""Repair: one worker's chains, and how calls run and run again on them.
+
+The half of the ordered mode that runs single calls. `core/exchange.py` tells others what comes of it; `core/ordered.py`
+decides what is next.
+
+Rules:
+1. A record that sees something else than before runs again, from its start: a coroutine is sent the recorded answers,
+   and made to wait only where an answer is not known. A record that only wrote, or only merged, need not.
+2. Whatever changes what a record leaves makes the next one of its chain look again.
+3. What has not changed is not told to anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from typing import Any
+
+from headrace.core import order
+from headrace.core.chain import (
+    NOT_YET,
+    Call,
+    Chain,
+    Frame,
+    Made,
+    Record,
+    Segment,
+    chain_of,
+    locate,
+    same,
+    same_call,
+    value_before,
+)
+from headrace.core.exchange import FAILED, Exchange, Part, by_number, same_failure
+from headrace.core.execution import Call as Awaitable
+from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
+from headrace.core.placement import ShardMap
+from headrace.core.program import MISSING, Entry, Program
+from headrace.errors import BadCall, LimitReached
+from headrace.wire.messages import Failure
+from headrace.wire.values import HIGH, LOW, Key, shown
+
+NESTED_MAX = 16
+
+
+class OrderedContext(SerialContext):
+    """Notes whether the state was looked at, and keeps merges apart."""
+
+    __slots__ = ("_deltas", "_read", "_tid")
+
+    _deltas: tuple[Any, ...] | None
+    _read: bool
+    _tid: int
+
+    @property
+    def tid(self) -> int:
+        return self._tid
+
+    def get(self, default: Any = None) -> Any:
+        self._read = True
+        state = self._state
+        if type(state) is bytes:
+            return default if state is MISSING else self._values.decode(state)
+        return state
+
+    def put(self, value: Any) -> None:
+        self._deltas = None
+        if type(value) is int and value < HIGH and value > LOW:
+            self._state = value
+        else:
+            self._state = self._seal(value)
+
+    def delete(self) -> None:
+        self._deltas = None
+        self._state = MISSING
+
+    def merge(self, delta: Any) -> None:
+        try:
+            super().merge(delta)
+        except BaseException:
+            self._read = True  # whether it fails depends on the state
+            raise
+        if self._deltas is not None and not self._read:
+            self._deltas = (*self._deltas, self._values.seal(delta))
+
+
+class Repair(Exchange):
+    def __init__(self, program: Program, me: int) -> None:
+        self.program, self.values, self.me = program, program.values, me
+        self.depth_max, self.calls_max = program.config.depth_max, program.config.calls_max
+        self.bytes_max = program.config.transaction_bytes_max
+        self.transaction = Transaction(self.calls_max, self.bytes_max)
+        self.shards = ShardMap([me])
+        self.workers = 1
+        self.aborted: set[int] = set()
+        self.heap: list[tuple[tuple[int, bytes], int, Record]] = []
+        self.pushed = 0
+        self.running = 0
+        self.ran = self.ran_again = 0
+        self.nested = 0  # calls that run within others now
+        self.spare: dict[Entry, list[OrderedContext]] = {}  # contexts
+        self.learned: list[Any] = []  # templates that nobody has been told of
+        self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.app.operators.values()}
+
+    # --- the turn of a record ---------------------------------------------------------------------------------------
+
+    def _queue(self, record: Record) -> None:
+        if not record.is_queued:
+            record.is_queued = True
+            self.pushed += 1
+            heapq.heappush(self.heap, (record.order, self.pushed, record))
+
+    def _go_on(self, part: Part, call: Call) -> None:
+        if call.is_queued or call.order[0] in part.suspects:
+            self._queue(call)
+        else:
+            self._resume(part, call, call.frame)  # type: ignore[arg-type]
+
+    def _registered(self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any) -> Call:
+        call = Call((tid, place), entry, key, args)
+        self._register(part, call)
+        return call
+
+    # --- chains -------------------------------------------------------------------------------------------------------
+
+    def _check(self, part: Part, record: Record) -> None:
+        """Something below this record has changed: does it see the same?"""
+        call = record.call
+        tid, chain = record.order[0], chain_of(call)
+        at = locate(chain, record.order)
+        before = value_before(chain, at, tid, self.aborted)
+        if not same(before, record.seen):
+            if record.read:
+                self._run(part, call)
+                return
+            if record.deltas:
+                try:
+                    record.new = self._fold(part, call, before, record.deltas)
+                except BaseException:  # the function itself must see it fail
+                    self._run(part, call)
+                    return
+                self._ripple(call, chain, at)
+            record.seen = before
+        if tid in self.aborted:
+            self._ripple(call, chain, at)  # for others, what is below goes right through
+
+    def _fold(self, part: Part, call: Call, state: Any, deltas: tuple[Any, ...]) -> Any:
+        combine, values = call.entry.operator.combine, self.values
+        assert combine is not None
+        for delta in deltas:
+            if state is MISSING:
+                state = delta
+            else:
+                state = values.seal(combine(values.unseal(state), values.unseal(delta)))
+                self._count_bytes(part, call.order[0], size_of(state))
+        return state
+
+    def _ripple(self, call: Call, chain: Chain, at: int) -> None:
+        """What the record at this index leaves has changed, or who sees it."""
+        if at + 1 < len(chain):
+            self._queue(chain[at + 1])
+        else:
+            put_back(call.entry.table, call.key, value_before(chain, len(chain), 0, self.aborted))
+
+    def _link(self, record: Record, call: Call) -> tuple[Chain, int]:
+        """Put a record into its entity's chain."""
+        chains, key = call.entry.chains, call.key
+        chain = chains.get(key)
+        if chain is None:
+            chain = chains[key] = [call.entry.table.get(key, MISSING)]
+            at = 1
+        elif type(chain) is not list:
+            chain = chains[key] = [chain.seen, chain]
+            at = 1 if record.order < chain[1].order else 2
+        elif chain[-1].order < record.order:
+            at = len(chain)
+        else:
+            at = locate(chain, record.order)
+        chain.insert(at, record)
+        record.is_linked = True
+        return chain, at
+
+    def _unlink(self, record: Record) -> None:
+        record.is_gone = True
+        if record.is_linked:
+            record.is_linked = False
+            call = record.call
+            chain = chain_of(call)
+            at = locate(chain, record.order)
+            assert chain[at] is record
+            del chain[at]
+            if len(chain) == 1:
+                put_back(call.entry.table, call.key, chain[0])
+                del call.entry.chains[call.key]
+            else:
+                self._ripple(call, chain, at - 1)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _run(self, part: Part, call: Call) -> None:
+        """Run a call from its start."""
+        self.ran_again += call.is_linked
+        call.must_run = False
+        if type(call.made) is list:
+            call.made = by_number(call.made)
+        if call.frame is not None and call.frame.coroutine is not None:
+            self._let_go(part, call)
+        entry, transaction = call.entry, self.transaction
+        self._reset(transaction)
+        self.ran += 1
+        self.running = call.order[0]
+        context = entry.context
+        context.key, context._tid = call.key, call.order[0]
+        if call.is_linked:
+            chain = chain_of(call)
+            at = locate(chain, call.order)
+        else:
+            chain, at = self._link(call, call)
+        before = value_before(chain, at, call.order[0], self.aborted)
+        self._hand(context, before)
+        try:
+            result = entry.run(*call.args)
+            if entry.is_plain:
+                result = self._sealed(call, result)
+        except BaseException as error:
+            self._fail(part, call, 0, before, error, context, None)
+        else:
+            if entry.is_plain:
+                self._close(call, 0, context, before)
+                self._complete(part, call, result)
+            else:
+                self._drive(part, call, context, result, None, 0, before)
+        self.running = 0
+
+    def _sealed(self, call: Call, result: Any) -> Any:
+        """What one-way calls return is dropped unseen."""
+        return self.values.seal(result) if call.caller_size or call.order[1] == order.ROOT else None
+
+    def _reset(self, transaction: Transaction) -> None:
+        transaction.queue.clear()
+        if transaction.is_marked:
+            transaction.reset()
+
+    def _hand(self, context: OrderedContext, state: Any) -> None:
+        context._state, context._read, context._deltas = state, False, ()
+
+    def _drive(
+        self, part: Part, call: Call, context: OrderedContext, coroutine: Any, answer: Any, n: int, before: Any
+    ) -> None:
+        """Go on with a coroutine until it ends or waits for what is not known yet. It runs after the answer to its call
+        number `n` (0: from its start), on the state `before`."""
+        queue, frame = self.transaction.queue, call.frame
+        if frame is not None:
+            frame.is_running = True
+            if not n:
+                frame.awaited.clear()
+        while True:
+            try:
+                awaited = coroutine.send(answer)
+                self._check_await(call, context, awaited)
+            except StopIteration as stop:
+                try:
+                    result = self._sealed(call, stop.value)
+                except BaseException as error:
+                    self._fail(part, call, n, before, error, context, None)
+                    return
+                self._close(call, n, context, before)
+                if frame is not None:
+                    frame.is_running = False
+                    self._trim(call, frame)
+                if call.entry.context is not context:
+                    self.spare.setdefault(call.entry, []).append(context)
+                self._complete(part, call, result)
+                return
+            except BaseException as error:
+                self._fail(part, call, n, before, error, context, coroutine)
+                return
+            self._close(call, n, context, before)
+            if frame is None:
+                frame = call.frame = Frame()
+                frame.is_running = True
+            queue.append((awaited.entry, awaited.key, awaited.args, True))
+            n = len(queue)
+            frame.awaited.append(n)
+            callee = self._await(part, call, frame, n, (True, awaited.entry, awaited.key, awaited.args))
+            if callee is not None:
+                self._run_within(part, call, callee, context)
+            if n not in frame.answers:
+                self._suspend(part, call, frame, n, context, coroutine)
+                return
+            answer = self.values.unseal(frame.answers[n])
+            before = self._state_after(call, n)
+            self._hand(context, before)
+
+    def _run_within(self, part: Part, call: Call, callee: Call, context: OrderedContext) -> None:
+        """A call to an own entity is awaited: run it at once, unless that gets too deep for Python's stack."""
+        if self.nested >= NESTED_MAX or callee.order[0] in part.suspects:
+            self._queue(callee)
+            return
+        transaction = self.transaction
+        if transaction.is_marked:
+            unawaited, transaction.unawaited = transaction.unawaited, {}
+            self._count_marks(part, call.order[0], transaction)
+        else:
+            unawaited = {}
+        queue = transaction.queue.copy()
+        if call.entry.context is context and (callee.entry is call.entry or not callee.entry.is_plain):
+            self._rebind(call.entry)
+        self.nested += 1
+        self._run(part, callee)
+        self.nested -= 1
+        transaction.reset()
+        transaction.queue[:] = queue
+        transaction.unawaited, transaction.is_marked = unawaited, bool(unawaited)
+        self.running = call.order[0]
+
+    def _rebind(self, entry: Entry) -> None:
+        """The function's context stays with a call that waits: it gets another one."""
+        spare = self.spare.get(entry)
+        entry.bind(spare.pop() if spare else self._context(entry))
+
+    def _trim(self, call: Call, frame: Frame) -> None:
+        """Forget what a call did after awaits that it no longer makes."""
+        if frame.segments:
+            for n in [n for n in frame.segments if n not in frame.awaited]:
+                self._unlink(frame.segments.pop(n))
+
+    def _state_after(self, call: Call, n: int) -> Any:
+        """What a call sees when its call number `n` has been answered."""
+        chain = call.entry.chains[call.key]
+        if chain is call:
+            return call.new
+        tid, place = call.order
+        return value_before(chain, locate(chain, (tid, order.after(place, n))), tid, self.aborted)
+
+    def _record(self, call: Call, n: int) -> Record:
+        """The record of what a call does after the answer to its call number `n`."""
+        if not n:
+            return call
+        frame = call.frame
+        assert frame is not None
+        segment = frame.segments.get(n)
+        if segment is None:
+            segment = frame.segments[n] = Segment((call.order[0], order.after(call.order[1], n)), call)
+        return segment
+
+    def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
+        """A part of a call has ended well: note what it saw and left, and tell those above."""
+        new, deltas, read = context._state, context._deltas, context._read
+        if n and n not in call.frame.segments and new is before and not read and not deltas:  # type: ignore[union-attr]
+            return  # it did not touch the state
+        record = self._record(call, n)
+        if not record.is_linked:
+            chain, at = self._link(record, call)
+        else:
+            chain = chain_of(call)
+            at = locate(chain, record.order)
+        was = record.new
+        record.seen, record.new = before, new
+        record.read = read or (new is before and not deltas)
+        if deltas and not read:
+            record.deltas = deltas
+        elif record.deltas:
+            record.deltas = ()
+        if record.order[0] in self.aborted or was is None or not same(was, new):
+            self._ripple(call, chain, at)
+
+    def _complete(self, part: Part, call: Call, result: Any) -> None:
+        """A call has returned: its caller is answered, its one-way calls are made."""
+        if call.entry.lessons is not None:
+            self._learn(call.entry, call.key, call.args, self.transaction.queue)
+        tid, transaction = call.order[0], self.transaction
+        if transaction.is_marked:
+            self._count_marks(part, tid, transaction)
+        call.result = result
+        if call.failure is not None:
+            self._mend(part, call)
+        self._dispatch_sent(part, call, transaction.queue)
+        if call.caller_size and not (call.answered is not NOT_YET and same(call.answered, call.result)):
+            call.answered = call.result
+            self._answer(part, call)
+
+    def _count_marks(self, part: Part, tid: int, transaction: Transaction) -> None:
+        if transaction.doom is not None or transaction.unawaited:
+            part.suspects.add(tid)
+        self._count_bytes(part, tid, self.bytes_max - transaction.bytes_left)
+        transaction.bytes_left = self.bytes_max
+
+    def _count_bytes(self, part: Part, tid: int, size: int) -> None:
+        """If all workers together are over the limit, one of them is over its share of it."""
+        if size:
+            part.bytes[tid] = total = part.bytes.get(tid, 0) + size
+            if total * self.workers > self.bytes_max:
+                part.suspects.add(tid)
+
+    def _fail(
+        self, part: Part, call: Call, n: int, before: Any, error: BaseException, context: Any, coroutine: Any
+    ) -> None:
+        tid = call.order[0]
+        self.running = 0
+        failure = Failure(*describe(error), call.entry.name, call.key)
+        transaction = self.transaction
+        if transaction.is_marked:
+            self._count_marks(part, tid, transaction)
+            transaction.reset()
+        if call.entry.context is context:
+            self._rebind(call.entry)
+        context.retire()
+        if coroutine is not None:
+            with contextlib.suppress(BaseException):
+                coroutine.close()
+        record = self._record(call, n)
+        if not record.is_linked:
+            self._link(record, call)
+        record.seen, record.read, record.deltas = before, True, ()
+        if tid in self.aborted or record.new is None or not same(record.new, before):
+            record.new = before
+            chain = chain_of(call)
+            self._ripple(call, chain, locate(chain, record.order))
+        if call.frame is not None:
+            call.frame.is_running = False
+            self._trim(call, call.frame)
+        place = record.order[1]
+        if call.failure is not None:
+            if call.failed_at == place and same_failure(call.failure, failure):
+                return
+            if call.failed_at != place:
+                self._mend(part, call)
+        call.failure, call.failed_at = failure, place
+        owner = part.owner(tid)
+        if owner == self.me:
+            self.failed(part, tid, place, self.me, failure)
+        else:
+            row = (FAILED, tid, place, failure.code, failure.type, failure.message, failure.function, failure.key)
+            self.tell(part, owner, row)
+
+    # --- coroutines that wait -----------------------------------------------------------------------------------------
+
+    def _check_await(self, call: Call, context: OrderedContext, awaited: Any) -> None:
+        transaction = self.transaction
+        if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
+            raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+        del transaction.unawaited[awaited]
+        if call.depth >= self.depth_max:
+            raise LimitReached(f"calls nested deeper than {self.depth_max}")
+
+    def _await(self, part: Part, call: Call, frame: Frame, n: int, wanted: Made) -> Call | None:
+        """Make an awaited call, unless the run before made the very same. Returns it if it is to be run here."""
+        made = call.made
+        if made is None:
+            made = call.made = {}
+        old = made.get(n)
+        if old is not None and same_call(old, wanted):
+            return None
+        frame.answers.pop(n, None)
+        frame.attempts[n] = frame.attempts.get(n, 0) + 1
+        return self._replace(part, call, n, old, wanted)
+
+    def _suspend(self, part: Part, call: Call, frame: Frame, n: int, context: OrderedContext, coroutine: Any) -> None:
+        transaction = self.transaction
+        frame.coroutine, frame.context, frame.waits_for, frame.is_running = coroutine, context, n, False
+        frame.queue = transaction.queue.copy()
+        if transaction.is_marked:
+            frame.unawaited, transaction.unawaited = transaction.unawaited, {}
+            self._count_marks(part, call.order[0], transaction)
+        part.waiting[call] = None
+        self._trim(call, frame)
+        if call.entry.context is context:
+            self._rebind(call.entry)
+        if call.failure is not None:
+            self._mend(part, call)
+
+    def _resume(self, part: Part, call: Call, frame: Frame) -> None:
+        n, context, coroutine, transaction = frame.waits_for, frame.context, frame.coroutine, self.transaction
+        frame.coroutine = None
+        del part.waiting[call]
+        transaction.reset()
+        transaction.queue[:] = frame.queue
+        transaction.unawaited, transaction.is_marked = frame.unawaited, bool(frame.unawaited)
+        self.ran += 1
+        self.running = call.order[0]
+        before = self._state_after(call, n)
+        self._hand(context, before)
+        self._drive(part, call, context, coroutine, self.values.unseal(frame.answers[n]), n, before)
+        self.running = 0
+
+    def _let_go(self, part: Part, call: Call) -> None:
+        """A coroutine that waits is void."""
+        frame = call.frame
+        assert frame is not None
+        del part.waiting[call]
+        coroutine, frame.coroutine = frame.coroutine, None
+        frame.context.retire()
+        with contextlib.suppress(BaseException):
+            coroutine.close()
+
+    # --- calls that are gone ------------------------------------------------------------------------------------------
+
+    def _remove(self, part: Part, call: Call) -> None:
+        if call.frame is not None and call.frame.coroutine is not None:
+            self._let_go(part, call)
+        if call.frame is not None:
+            call.frame.awaited.clear()
+            self._trim(call, call.frame)
+        self._unlink(call)
+
+    def _look_again(self, part: Part, tid: int) -> None:
+        for call in self.calls_of(part, tid).values():
+            records: list[Record] = [call] if call.frame is None else [call, *call.frame.segments.values()]
+            for record in records:
+                if record.is_linked:
+                    chain = chain_of(call)
+                    at = locate(chain, record.order)
+                    while at + 1 < len(chain) and chain[at + 1].order[0] == tid:
+                        at += 1
+                    self._ripple(call, chain, at)
+
+    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+        made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
+        verdict = entry.lessons.note(key, args, made)
+        if verdict is not None:
+            if verdict:
+                self.learned += entry.lessons.templates(entry)
+            entry.lessons = None
+
+    def decreed(self, entry: Entry, why: str) -> Entry:
+        """The entry for a transaction that aborts by decree."""
+        entry = entry.decreed(why)
+        entry.bind(self._context(entry))
+        return entry
+
+    def _context(self, entry: Entry) -> OrderedContext:
+        context = OrderedContext(self.program, self.transaction, entry)
+        context._read, context._deltas, context._tid = False, (), 0
+        return context
