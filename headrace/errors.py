@@ -163,6 +163,12 @@ class Stopped(HeadraceError):
     http_status = 503
 
 
+class NotDeterministic(HeadraceError):
+    """A transaction that was run again, after a worker was lost, gave another result than the one that left."""
+
+    code = "not_deterministic"
+
+
 class Unreachable(HeadraceError):
     """No Headrace answers at this address."""
 

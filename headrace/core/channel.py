@@ -17,7 +17,7 @@ from typing import NamedTuple
 from headrace.config import Config
 from headrace.wire.messages import Body, Frame
 
-# --- events and effects that the coordinator and the workers share -----------------------------------------------------
+# --- events and effects that the coordinator and the workers share ----------------------------------------------------
 
 
 class Received(NamedTuple):

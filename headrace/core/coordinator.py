@@ -5,8 +5,8 @@
 Rules:
 1. An epoch has settled when every worker has said that it is idle and, on every channel, as much was received as was
    sent: then nobody can get anything to do any more. Epochs settle in their order.
-2. A lone transaction goes to its root's worker only and carries a whole share; every message about it takes half of what
-   its sender holds. It has settled when the shares that came back add up to one, exactly: 2^-k travels as k.
+2. A lone transaction goes to its root's worker only and carries a whole share; every message about it takes half of
+   what its sender holds. It has settled when the shares that came back add up to one, exactly: 2^-k travels as k.
 3. If the workers suspect transactions, all below the lowest of them is final; that one is run alone, then the others
    settle again.
 4. When a worker is lost a new term begins: everybody starts from the coordinator's copy of the state and runs the
@@ -29,9 +29,10 @@ from headrace.core.engine import Answer, Engine, Refuse, Submit
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.placement import ShardMap, shard_of
 from headrace.core.worker import in_parts
-from headrace.errors import ConfigError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError, NotDeterministic
 from headrace.model.app import App
 from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Run, Show, Shown
+from headrace.wire.values import shown
 
 MODES = ("auto", "serial", "ordered")
 
@@ -356,10 +357,13 @@ class Coordinator(Engine):
                 failures[epoch.tids.index(tid)] = failure
         known = epoch.final_rows
         again = min(known, stop)
-        assert all(map(same, results[:again], epoch.results[:again])), "a replay gave another result"
-        assert all(failures.get(row) == failure for row, failure in epoch.failures.items() if row < again), (
-            "a replay gave another failure"
-        )
+        for row in range(again):
+            if failures.get(row) != epoch.failures.get(row) or not same(results[row], epoch.results[row]):
+                call = f"{epoch.entries[row].name} of {shown(epoch.keys[row])}"
+                raise NotDeterministic(
+                    f"TID {epoch.tids[row]} ({call}) gave another result when it was run again: "
+                    "its functions depend on something else than their arguments and state"
+                )
         if stop > known:
             epoch.results[known:] = results[known:stop]
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})

@@ -15,6 +15,7 @@ Never here: how a function runs, what an entity's chain holds.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.core import order
@@ -22,13 +23,11 @@ from headrace.core.chain import NOT_YET, Call, Made, Record, same, same_call, sa
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Predictions
 from headrace.core.program import Args, Entry, Program
-from headrace.wire.messages import Failure
+from headrace.wire import messages as wire
+from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended, Revived, Rows
 from headrace.wire.values import Key
 
-Row = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
-
-# What workers tell each other: the first item of a row.
-CALL, CANCEL, ANSWER, FAILED, MENDED, ABORTED, REVIVED = range(7)
+Start = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 
 
 class Part:
@@ -38,7 +37,7 @@ class Part:
         self.number, self.tids = number, tids
         self.owners = owners  # the workers of the roots, in the order of the TIDs
         self.predictions = predictions
-        self.rows: list[Row] = []  # what starts here by itself: own roots, and predicted calls
+        self.rows: list[Start] = []  # what starts here by itself: own roots, and predicted calls
         self.at = 0  # the next of them
         self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
@@ -152,8 +151,8 @@ class Exchange(ABC):
         if tid not in part.spread:
             part.spread.add(tid)
             if tid in self.aborted and part.owner(tid) == self.me:
-                self._tell_all(part, (ABORTED, tid))
-        self.tell(part, worker, (CALL, tid, at, entry.number, key, args, caller_size, depth, attempt))
+                self._tell_all(part, Aborted(tid))
+        self.tell(part, worker, wire.Made(tid, at, entry.number, key, args, caller_size, depth, attempt))
         return None
 
     def _owner(self, entry: Entry, key: Key) -> int:
@@ -167,7 +166,7 @@ class Exchange(ABC):
         if worker == self.me:
             self.cancel(part, tid, at)
         else:
-            self.tell(part, worker, (CANCEL, tid, at))
+            self.tell(part, worker, Cancelled(tid, at))
 
     def arrive(
         self,
@@ -182,7 +181,8 @@ class Exchange(ABC):
         depth: int = 0,
         attempt: int = 0,
     ) -> Call | None:
-        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. To be run."""
+        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. It is
+        returned to be run."""
         if tid in part.suspects:
             return None
         if part.predictions and part.at < len(part.rows):
@@ -241,7 +241,7 @@ class Exchange(ABC):
         if call.caller_worker == self.me:
             self._later(self.answered(part, tid, caller, n, call.attempt, call.result))
         else:
-            self.tell(part, call.caller_worker, (ANSWER, tid, caller, n, call.attempt, call.result))
+            self.tell(part, call.caller_worker, Answered(tid, caller, n, call.attempt, call.result))
 
     def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:
         """An answer has come. Returns the call that awaits it, if it can go on now."""
@@ -267,7 +267,7 @@ class Exchange(ABC):
         if part.owner(tid) == self.me:
             self.mended(part, tid, place, self.me)
         else:
-            self.tell(part, part.owner(tid), (MENDED, tid, place))
+            self.tell(part, part.owner(tid), Mended(tid, place))
 
     def failed(self, part: Part, tid: int, place: bytes, worker: int, failure: Failure) -> None:
         """A call of an own root's transaction failed."""
@@ -276,7 +276,7 @@ class Exchange(ABC):
         if len(failures) == 1 and tid not in self.aborted:
             self.abort(part, tid)
             if part.predictions or tid in part.spread:
-                self._tell_all(part, (ABORTED, tid))
+                self._tell_all(part, Aborted(tid))
 
     def mended(self, part: Part, tid: int, place: bytes, worker: int) -> None:
         failures = part.failures.get(tid, {})
@@ -285,7 +285,7 @@ class Exchange(ABC):
             part.failures.pop(tid, None)
             self.revive(part, tid)
             if part.predictions or tid in part.spread:
-                self._tell_all(part, (REVIVED, tid))
+                self._tell_all(part, Revived(tid))
 
     def abort(self, part: Part, tid: int) -> None:
         self.aborted.add(tid)
@@ -309,27 +309,28 @@ class Exchange(ABC):
             if worker != self.me:
                 self.tell(part, worker, row)
 
-    def hear(self, part: Part, source: int, rows: list[Any]) -> None:
+    def hear(self, part: Part, source: int, rows: Sequence[Rows]) -> None:
         """What another worker has told."""
         entries = self.program.numbered
-        for kind, tid, *row in rows:
-            if kind == CALL:
-                place, number, key, args, caller_size, depth, attempt = row
-                entry, args = entries[number], tuple(args)
-                self._later(self.arrive(part, tid, place, entry, key, args, source, caller_size, depth, attempt))
-            elif kind == CANCEL:
-                self.cancel(part, tid, row[0])
-            elif kind == ANSWER:
-                call = self.answered(part, tid, *row)
+        for row in rows:
+            tid = row.tid
+            if isinstance(row, wire.Made):
+                size, depth, attempt = row.caller_size, row.depth, row.attempt
+                entry = entries[row.function]
+                self._later(self.arrive(part, tid, row.place, entry, row.key, row.args, source, size, depth, attempt))
+            elif isinstance(row, Answered):
+                call = self.answered(part, tid, row.place, row.number, row.attempt, row.result)
                 if call is not None:
                     self._go_on(part, call)
-            elif kind == FAILED:
-                self.failed(part, tid, row[0], source, Failure(*row[1:]))
-            elif kind == MENDED:
-                self.mended(part, tid, row[0], source)
-            elif kind == ABORTED:
+            elif isinstance(row, Cancelled):
+                self.cancel(part, tid, row.place)
+            elif isinstance(row, wire.Failed):
+                self.failed(part, tid, row.place, source, row.failure)
+            elif isinstance(row, Mended):
+                self.mended(part, tid, row.place, source)
+            elif isinstance(row, Aborted):
                 self.abort(part, tid)
-            else:
+            elif isinstance(row, Revived):
                 self.revive(part, tid)
 
 

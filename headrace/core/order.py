@@ -32,8 +32,8 @@ SMALL = [number(n) if n else b"" for n in range(256)]
 
 
 def awaited(place: bytes, n: int, worker: int) -> bytes:
-    """The place of the n-th call that is made at `place`, if it is awaited. `worker` makes it: while a repair is under way
-    two workers may have made it, and one of them will take it back."""
+    """The place of the n-th call that is made at `place`, if it is awaited. `worker` makes it: while a repair is under
+    way two workers may have made it, and one of them will take it back."""
     if n < 256 and worker < 256:
         return place + SMALL[n] + SMALL[worker]
     return place + number(n) + number(worker)

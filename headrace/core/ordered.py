@@ -9,8 +9,8 @@ Rules:
    of the latter.
 2. What is lowest in the order of everything goes first. So the lowest call that is still wrong is mended next, and
    with every message delivered and nothing left to do, each call is what a loop over the log makes of it.
-3. A call that fails marks its transaction as aborted, with the root's worker, until a repair takes that back; the lowest
-   failure is the reply. An aborted transaction's writes are seen by nobody else.
+3. A call that fails marks its transaction as aborted, with the root's worker, until a repair takes that back; the
+   lowest failure is the reply. An aborted transaction's writes are seen by nobody else.
 4. What only a run alone can decide (limits that count over the whole transaction, a call that was never awaited) makes
    the transaction a suspect: it is run alone once everything below is final (`core/alone.py`).
 
@@ -24,13 +24,14 @@ from typing import Any
 
 from headrace.core import order
 from headrace.core.chain import (
+    NOT_YET,
     Call,
     Frame,
     Ran,
     locate,
     value_before,
 )
-from headrace.core.exchange import Part, Row
+from headrace.core.exchange import Part, Start
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
 from headrace.core.program import MISSING, Entry, Program
@@ -104,8 +105,7 @@ class OrderedExecutor(Repair):
                 if chain is not None and (chain[-1] if type(chain) is list else chain).order[0] >= tid:
                     self._start(part, (tid, place, entry, key, args))
                     continue
-                is_awaited = place[0] == 1 and place is not root
-                if is_awaited or not entry.is_plain or tid in self.aborted:
+                if tid in self.aborted:
                     self._start(part, (tid, place, entry, key, args))
                     continue
                 table, context = entry.table, entry.context
@@ -117,13 +117,22 @@ class OrderedExecutor(Repair):
                 context._read, context._deltas = False, ()
                 self.running = tid
                 ran += 1
+                is_waiting, awaited, coroutine = False, None, None
                 try:
                     result = entry.run(*args)
-                    if place is root and (type(result) is not int or result >= HIGH or result <= LOW):
+                    if not entry.is_plain:
+                        coroutine = result
+                        try:
+                            awaited = coroutine.send(None)
+                            is_waiting, result = True, NOT_YET
+                        except StopIteration as returned:
+                            result = returned.value
+                    is_small = type(result) is int and result < HIGH and result > LOW
+                    if place[0] == 1 and not is_small and not is_waiting:  # somebody gets it
                         result = self.values.seal(result)
                 except BaseException as error:
                     call = self._registered(part, tid, place, entry, key, args)
-                    self._predict(part, call)
+                    self._expect(part, call)
                     self._link(call, call)
                     call.must_run = False
                     self._fail(part, call, 0, before, error, context, None)
@@ -151,64 +160,85 @@ class OrderedExecutor(Repair):
                     calls_of[tid] = call
                 else:
                     self._register(part, call)
+                if is_waiting or (place[0] == 1 and place is not root):
+                    self._expect(part, call)
+                    if is_waiting:
+                        self._begin_waiting(part, call, context, coroutine, awaited)
+                    else:
+                        self._complete(part, call, result)
+                    continue
                 if entry.lessons is not None:
                     self._learn(entry, key, args, queue)
                 if transaction.is_marked:
                     self._count_marks(part, tid, transaction)
                 if queue or (place is root and entry in predictions):
                     self._send_on(part, call, todo)
+            if len(todo) * self.workers > self.calls_max:
+                part.suspects.add(todo[0][0])
         part.at = at
         self.running = 0
         self.ran += ran
         return at - start
 
-    def _send_on(self, part: Part, call: Call, todo: list[Row]) -> None:
+    def _send_on(self, part: Part, call: Call, todo: list[Start]) -> None:
         """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
         they were predicted. What was predicted otherwise goes the long way."""
         queue, me, n = self.transaction.queue, self.me, 0
         tid, place = call.order
         templates = part.predictions.get(call.entry, ()) if place is order.ROOT else ()
         if len(queue) < len(templates) or len(queue) + self.calls_here(part, tid) > self.calls_max // self.workers:
-            self._predict(part, call)
+            self._expect(part, call)
             self._dispatch_sent(part, call, queue)
             return
         told = []
         for entry, key, args in queue:
             n += 1
+            if n <= len(templates) and not templates[n - 1].gives(call.key, call.args, entry, key, args):
+                del todo[1:]  # only a root has predictions, and it is the first
+                self._expect(part, call)
+                self._dispatch_sent(part, call, queue)
+                return
             if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == me:
-                if n > len(templates) or templates[n - 1].entry is entry:
-                    todo.append((tid, order.sent(place, n, me), entry, key, args))
-                    continue
+                todo.append((tid, order.sent(place, n, me), entry, key, args))
             elif n > len(templates):
                 told.append(n)
-                continue
-            elif templates[n - 1].gives(call.key, call.args, entry, key, args):
-                continue
-            del todo[1:]  # only a root has predictions, and it is the first
-            self._predict(part, call)
-            self._dispatch_sent(part, call, queue)
-            return
         call.made = queue.copy()
         for n in told:
             self._later(self._make(part, call, n, (False, *queue[n - 1])))
 
-    def _start(self, part: Part, row: Row) -> None:
+    def _begin_waiting(self, part: Part, call: Call, context: Any, coroutine: Any, awaited: Any) -> None:
+        """A call has run up to its first await."""
+        before = call.seen
+        try:
+            self._check_await(call, context, awaited)
+        except BaseException as error:
+            self._fail(part, call, 0, before, error, context, coroutine)
+            return
+        n = self._wait(part, call, context, coroutine, awaited)
+        if n and call.frame is not None:
+            before = self._state_after(call, n)
+            self._hand(context, before)
+            self._drive(part, call, context, coroutine, self.values.unseal(call.frame.answers[n]), n, before)
+
+    def _expect(self, part: Part, call: Call) -> None:
+        """What a prediction means for a call that starts: others make its calls too, or await it."""
+        tid, place = call.order
+        if place is order.ROOT:
+            self._predict(part, call)
+        elif place[0] == 1:
+            call.caller_worker, call.caller_size, call.depth, call.attempt = part.owner(tid), 1, 1, 1
+
+    def _start(self, part: Part, row: Start) -> None:
         """A row, the long way."""
         tid, place, entry, key, args = row
         if tid in part.suspects:
             return
         call = self._registered(part, tid, place, entry, key, args)
-        if place[0] == 1:
-            if place == order.ROOT:
-                self._predict(part, call)
-            else:  # predicted, and awaited by the root
-                call.caller_worker, call.caller_size, call.depth, call.attempt = part.owner(tid), 1, 1, 1
+        self._expect(part, call)
         self._run(part, call)
 
     def _predict(self, part: Part, call: Call) -> None:
         """Calls of a root that other workers run without being told count as made."""
-        if call.order[1] != order.ROOT:
-            return
         for template in part.predictions.get(call.entry, ()):
             made = template.fill(call.key, call.args)
             if made is not None and self._owner(made[1], made[2]) != self.me:

@@ -1,8 +1,8 @@
 """Placement: which worker owns an entity.
 
 An entity belongs to a shard by a stable hash of its key (or of what the operator's `partition_by` makes of it), which
-is the same in every process and version; a shard belongs to a worker by the shard map, which has a version and changes only between
-two epochs. Entities of different operators with the same key are neighbours.
+is the same in every process and version; a shard belongs to a worker by the shard map, which has a version and changes
+only between two epochs. Entities of different operators with the same key are neighbours.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ Source = int | list[Any]
 class Template:
     """One predicted call of a function."""
 
-    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "key", "n", "places")
+    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "key", "n", "needs", "places")
 
     def __init__(self, n: int, is_awaited: bool, entry: Entry, key: Source, args: list[Source]) -> None:
         self.n, self.is_awaited, self.entry, self.key, self.args = n, is_awaited, entry, key, args
@@ -35,6 +35,9 @@ class Template:
         if all(type(source) is list for source in args):
             self.constant = tuple([source[0] for source in args])  # type: ignore[index]
         self.is_bare = entry.fits(())  # it takes no arguments
+        self.needs = 1 + max(
+            [SELF, *(source for source in (key, *args) if type(source) is int)]
+        )  # arguments of the caller
 
     def place(self, worker: int) -> bytes:
         """Where the call stands if the root is this worker's."""
@@ -47,6 +50,8 @@ class Template:
     def fill(self, key: Key, args: Args) -> Made | None:
         """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""
         source = self.key
+        if len(args) < self.needs:
+            return None
         target = args[source] if type(source) is int and source >= 0 else value_of(source, key, args)
         kind = type(target)
         if kind is not str and (kind is not int or target >= HIGH or target <= LOW):
@@ -61,7 +66,9 @@ class Template:
     def gives(self, key: Key, args: Args, entry: Entry, target: Key, given: Args) -> bool:
         """Is this surely the call that `fill` makes of these arguments? Quick: looks only for the very same objects."""
         source = self.key
-        if entry is not self.entry or type(source) is not int or source < 0 or args[source] is not target:
+        if entry is not self.entry or self.is_awaited or len(args) < self.needs:
+            return False
+        if type(source) is not int or source < 0 or args[source] is not target:
             return False
         if self.constant is None or self.constant or given:
             made = self.fill(key, args)
@@ -144,7 +151,11 @@ def fits(source: Source, value: Any, key: Key, args: Args) -> bool:
 
 def read_templates(rows: list[Any], entries: list[Entry]) -> Predictions:
     predictions: Predictions = {}
-    for function, n, is_awaited, entry, key, args in rows:
+    for number, n, is_awaited, entry, key, args in rows:
         template = Template(n, is_awaited, entries[entry], key, args)
-        predictions.setdefault(entries[function], []).append(template)
+        predictions.setdefault(entries[number], []).append(template)
+    for function, templates in list(predictions.items()):
+        templates.sort(key=lambda template: template.n)
+        if [template.n for template in templates] != list(range(1, len(templates) + 1)):
+            del predictions[function]
     return predictions

@@ -31,13 +31,13 @@ from headrace.core.chain import (
     same_call,
     value_before,
 )
-from headrace.core.exchange import FAILED, Exchange, Part, by_number, same_failure
+from headrace.core.exchange import Exchange, Part, by_number, same_failure
 from headrace.core.execution import Call as Awaitable
 from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
 from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
-from headrace.wire.messages import Failure
+from headrace.wire.messages import Failed, Failure
 from headrace.wire.values import HIGH, LOW, Key, shown
 
 NESTED_MAX = 16
@@ -249,7 +249,7 @@ class Repair(Exchange):
     ) -> None:
         """Go on with a coroutine until it ends or waits for what is not known yet. It runs after the answer to its call
         number `n` (0: from its start), on the state `before`."""
-        queue, frame = self.transaction.queue, call.frame
+        frame = call.frame
         if frame is not None:
             frame.is_running = True
             if not n:
@@ -276,21 +276,31 @@ class Repair(Exchange):
                 self._fail(part, call, n, before, error, context, coroutine)
                 return
             self._close(call, n, context, before)
-            if frame is None:
-                frame = call.frame = Frame()
-                frame.is_running = True
-            queue.append((awaited.entry, awaited.key, awaited.args, True))
-            n = len(queue)
-            frame.awaited.append(n)
-            callee = self._await(part, call, frame, n, (True, awaited.entry, awaited.key, awaited.args))
-            if callee is not None:
-                self._run_within(part, call, callee, context)
-            if n not in frame.answers:
-                self._suspend(part, call, frame, n, context, coroutine)
+            n = self._wait(part, call, context, coroutine, awaited)
+            if not n:
                 return
+            frame = call.frame
+            assert frame is not None
             answer = self.values.unseal(frame.answers[n])
             before = self._state_after(call, n)
             self._hand(context, before)
+
+    def _wait(self, part: Part, call: Call, context: OrderedContext, coroutine: Any, awaited: Awaitable) -> int:
+        """A call awaits another: make it. Returns its number if the answer is known; else 0, and the caller waits."""
+        frame, queue = call.frame, self.transaction.queue
+        if frame is None:
+            frame = call.frame = Frame()
+        frame.is_running = True
+        queue.append((awaited.entry, awaited.key, awaited.args, True))
+        n = len(queue)
+        frame.awaited.append(n)
+        callee = self._await(part, call, frame, n, (True, awaited.entry, awaited.key, awaited.args))
+        if callee is not None:
+            self._run_within(part, call, callee, context)
+        if n in frame.answers:
+            return n
+        self._suspend(part, call, frame, n, context, coroutine)
+        return 0
 
     def _run_within(self, part: Part, call: Call, callee: Call, context: OrderedContext) -> None:
         """A call to an own entity is awaited: run it at once, unless that gets too deep for Python's stack."""
@@ -400,6 +410,8 @@ class Repair(Exchange):
         self.running = 0
         failure = Failure(*describe(error), call.entry.name, call.key)
         transaction = self.transaction
+        if (self.calls_here(part, tid) + len(transaction.queue)) * self.workers > self.calls_max:
+            part.suspects.add(tid)  # it may have made one call too many before it failed
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
             transaction.reset()
@@ -431,8 +443,7 @@ class Repair(Exchange):
         if owner == self.me:
             self.failed(part, tid, place, self.me, failure)
         else:
-            row = (FAILED, tid, place, failure.code, failure.type, failure.message, failure.function, failure.key)
-            self.tell(part, owner, row)
+            self.tell(part, owner, Failed(tid, place, failure))
 
     # --- coroutines that wait -----------------------------------------------------------------------------------------
 

@@ -30,13 +30,27 @@ from headrace.core.prediction import read_templates
 from headrace.core.program import MISSING, Program
 from headrace.errors import BadMessage
 from headrace.model.app import App
-from headrace.wire.messages import Alone, Begin, Body, Entities, Failure, Final, Idle, Run, Show, Shown, Traffic
+from headrace.wire.messages import (
+    Alone,
+    AloneRows,
+    Asked,
+    Begin,
+    Body,
+    Entities,
+    Failure,
+    Final,
+    Idle,
+    Installed,
+    Lent,
+    Run,
+    Show,
+    Shown,
+    Traffic,
+)
 
 COORDINATOR = 0
 DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
 
-# What workers tell each other about a transaction that runs alone; the rest is in core/ordered.py.
-LEND, ASK, INSTALL = 16, 17, 18
 
 Event = Received | Tick
 Effect = Send | SetTimer
@@ -225,11 +239,10 @@ class Worker:
             assert progress.shares is not None
             progress.shares.append(traffic.share)
         part = self.ordered.parts[traffic.epoch]
-        rows = traffic.rows
-        if any(row[0] >= LEND for row in rows):
-            self._take_lent(part, progress, source, [row for row in rows if row[0] >= LEND])
-            rows = [row for row in rows if row[0] < LEND]
-        self.ordered.hear(part, source, rows)
+        ordinary = [row for row in traffic.rows if not isinstance(row, AloneRows)]
+        self.ordered.hear(part, source, ordinary)
+        if len(ordinary) < len(traffic.rows):
+            self._take_lent(part, progress, source, [row for row in traffic.rows if isinstance(row, AloneRows)])
 
     def _finish(self, epoch: int) -> None:
         del self.progress[epoch]
@@ -333,23 +346,23 @@ class Worker:
             if progress.alone is not None:
                 self._try_alone(part, progress)
         else:
-            row = (LEND, tid, [(*entity, self._state_below(entity, tid)) for entity in sorted(touched, key=repr)])
-            self.ordered.tell(part, part.owner(tid), row)
+            lent = [(*entity, self._state_below(entity, tid)) for entity in sorted(touched, key=repr)]
+            self.ordered.tell(part, part.owner(tid), Lent(tid, lent))
 
-    def _take_lent(self, part: Part, progress: Progress, source: int, rows: list[Any]) -> None:
-        for kind, tid, *row in rows:
-            if kind == LEND and (progress.alone is None or progress.alone.tid != tid):
-                progress.lent_early.append((source, (kind, tid, *row)))
-            elif kind == LEND:
-                assert progress.alone is not None
-                for operator, key, state in row[0]:
+    def _take_lent(self, part: Part, progress: Progress, source: int, rows: list[AloneRows]) -> None:
+        for row in rows:
+            tid = row.tid
+            if isinstance(row, Asked):
+                entity = (row.operator, row.key)
+                self.ordered.tell(part, source, Lent(tid, [(*entity, self._state_below(entity, tid))]))
+            elif isinstance(row, Installed):
+                self._install(part, tid, row.entities)
+            elif progress.alone is None or progress.alone.tid != tid:
+                progress.lent_early.append((source, row))
+            else:
+                for operator, key, state in row.entities:
                     progress.alone.lend(operator, key, state)
                 progress.missing_lenders.discard(source)
-            elif kind == ASK:
-                (operator, key) = row
-                self.ordered.tell(part, source, (LEND, tid, [(operator, key, self._state_below((operator, key), tid))]))
-            else:
-                self._install(part, tid, row[0])
         if progress.alone is not None and rows:
             self._try_alone(part, progress)
 
@@ -370,7 +383,7 @@ class Worker:
             operator, key = alone.wanted
             owner = self.ordered.shards.owner(self.app.operators[operator], key)
             progress.missing_lenders.add(owner)
-            self.ordered.tell(part, owner, (ASK, tid, operator, key))
+            self.ordered.tell(part, owner, Asked(tid, operator, key))
             return
         progress.alone = None
         result, failure = outcome
@@ -385,7 +398,7 @@ class Worker:
             if owner == self.me:
                 self._install(part, tid, entities)
             else:
-                self.ordered.tell(part, owner, (INSTALL, tid, entities))
+                self.ordered.tell(part, owner, Installed(tid, entities))
 
     def _install(self, part: Part, tid: int, entities: Entities) -> None:
         """Writes of a transaction that ran alone become records of its TID."""

@@ -132,11 +132,85 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
 
 
+class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One thing that a worker tells another about a transaction."""
+
+    tid: int
+
+
+class Made(Row, frozen=True, tag=0):
+    """A call was made, or is made anew with other arguments. If it is awaited, the first `caller_size` bytes of its
+    place are the caller's; `attempt` tells its answer from those to earlier tries."""
+
+    place: bytes
+    function: int
+    key: Any
+    args: tuple[Any, ...]
+    caller_size: int
+    depth: int
+    attempt: int
+
+
+class Cancelled(Row, frozen=True, tag=1):
+    """A call was not made after all."""
+
+    place: bytes
+
+
+class Answered(Row, frozen=True, tag=2):
+    """The call at `place` has the answer to the call with this number."""
+
+    place: bytes
+    number: int
+    attempt: int
+    result: Any
+
+
+class Failed(Row, frozen=True, tag=3):
+    place: bytes
+    failure: Failure
+
+
+class Mended(Row, frozen=True, tag=4):
+    """What failed at this place does not any more."""
+
+    place: bytes
+
+
+class Aborted(Row, frozen=True, tag=5):
+    """To all, from the root's worker: nobody else sees this transaction's writes."""
+
+
+class Revived(Row, frozen=True, tag=6):
+    pass
+
+
+class Lent(Row, frozen=True, tag=7):
+    """State for a transaction that runs alone."""
+
+    entities: Entities
+
+
+class Asked(Row, frozen=True, tag=8):
+    operator: str
+    key: Any
+
+
+class Installed(Row, frozen=True, tag=9):
+    """Writes of a transaction that ran alone."""
+
+    entities: Entities
+
+
+AloneRows = Lent | Asked | Installed
+Rows = Made | Cancelled | Answered | Failed | Mended | Aborted | Revived | AloneRows
+
+
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=True):
     """What one worker has to tell another about an epoch's transactions: rows in the order they happened."""
 
     epoch: int
-    rows: list[Any]
+    rows: list[Rows]
     share: int | None = None  # of a lone epoch: 2^-share comes along
     lone: tuple[int, int] | None = None  # and its TID, and its root's worker
 
