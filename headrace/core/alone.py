@@ -61,8 +61,8 @@ class RunAlone:
         if state is not MISSING:
             self.program.tables[entity[0]][entity[1]] = state
 
-    def run(self, number: int, key: Key, args: Args) -> tuple[Any, Failure | None] | None:
-        """Result or failure; None if `wanted` has to be lent first."""
+    def run(self, number: int, key: Key, args: Args, decree: str | None) -> tuple[Any, Failure | None] | None:
+        """Result or failure; None if `wanted` has to be lent first. With a decree it fails for that reason."""
         for table in self.program.tables.values():
             table.clear()
         for (operator, known), state in self.before.items():
@@ -70,7 +70,9 @@ class RunAlone:
                 self.program.tables[operator][known] = state
         self.wanted = None
         epoch = Epoch(0, 0, 0)
-        epoch.entries, epoch.keys, epoch.args = [self.program.numbered[number]], [key], [args]
+        entry = self.program.numbered[number]
+        epoch.entries = [entry if decree is None else self.executor.decreed(entry, decree)]
+        epoch.keys, epoch.args = [key], [args]
         epoch.tids = range(self.tid, self.tid + 1)
         self.executor.run(epoch)
         if self.wanted is not None:

@@ -1,9 +1,10 @@
 """Channels: messages between the coordinator and the workers arrive once and in order, or not at all.
 
 Rules:
-1. A message has a term and, on its channel, a number. What comes twice, too early or from an older term is dropped.
-2. What is not acknowledged in time is sent again, from the oldest on. An acknowledgement rides on what goes back
-   anyway, else it goes alone.
+1. A message has a term and, on its channel, a number. What comes twice or from an older term is dropped; what comes too
+   early waits for those before it, as far as there is room.
+2. What is not acknowledged in time is sent again, from the oldest on, a window at a time. An acknowledgement rides on
+   what goes back anyway, else it goes alone.
 3. A new term starts every channel anew; nothing of the old term gets through.
 
 Never here: what the messages mean, sockets, clocks.
@@ -42,16 +43,21 @@ class SetTimer(NamedTuple):
     at_us: int
 
 
+EARLY_FRAMES_MAX = 64
+
+
 class Channel:
     """Both directions between this node and one other."""
 
-    __slots__ = ("last_sent_us", "owes_since_us", "received", "sent", "unacknowledged")
+    __slots__ = ("early", "is_resending", "last_sent_us", "owes_since_us", "received", "sent", "unacknowledged")
 
     def __init__(self) -> None:
         self.sent = self.received = 0  # how many, in this term
         self.unacknowledged: deque[Frame] = deque()
         self.last_sent_us = 0  # when the oldest of them was sent last
+        self.is_resending = False  # some may have got lost
         self.owes_since_us: int | None = None  # an acknowledgement, since when
+        self.early: dict[int, Body] = {}  # by number: what came before its turn
 
 
 class Channels:
@@ -82,33 +88,43 @@ class Channels:
         channel.unacknowledged.append(frame)
         return Send(frame)
 
-    def receive(self, now_us: int, frame: Frame) -> Body | None:
-        """The frame's message, if it is the next one of this term."""
+    def receive(self, now_us: int, frame: Frame) -> list[Body]:
+        """The messages whose turn it is with this frame: often one, none if it is not the next one of this term."""
         if frame.term != self.term or frame.to != self.me:
             self.dropped += 1
-            return None
+            return []
         channel = self.peer(frame.source)
         while channel.unacknowledged and channel.unacknowledged[0].sequence <= frame.acknowledged:
             channel.unacknowledged.popleft()
-            channel.last_sent_us = now_us
+            channel.last_sent_us = now_us - self.resend_us if channel.is_resending else now_us
         if frame.body is None:
-            return None
+            return []
         if channel.owes_since_us is None:
             channel.owes_since_us = now_us
         if frame.sequence != channel.received + 1:
             self.dropped += 1
             if frame.sequence <= channel.received:  # it did not hear that we have it
                 channel.owes_since_us = now_us - self.resend_us
-            return None
+            elif len(channel.early) < EARLY_FRAMES_MAX:
+                channel.early[frame.sequence] = frame.body
+            return []
+        bodies = [frame.body]
         channel.received += 1
-        return frame.body
+        while channel.early:
+            body = channel.early.pop(channel.received + 1, None)
+            if body is None:
+                break
+            bodies.append(body)
+            channel.received += 1
+        return bodies
 
     def upkeep(self, now_us: int) -> list[Send]:
         """What is due: acknowledgements owed for long, and messages that may have got lost."""
         due = []
         for node, channel in self.peers.items():
+            channel.is_resending &= bool(channel.unacknowledged)
             if channel.unacknowledged and now_us - channel.last_sent_us >= self.resend_us:
-                channel.last_sent_us, channel.owes_since_us = now_us, None
+                channel.last_sent_us, channel.owes_since_us, channel.is_resending = now_us, None, True
                 for frame in list(channel.unacknowledged)[: self.window]:
                     self.resent += 1
                     again = Frame(self.term, self.me, node, frame.sequence, channel.received, frame.body)

@@ -170,11 +170,11 @@ class Coordinator(Engine):
         if isinstance(event, Submit):
             self._submit(now_us, event, effects)
         elif isinstance(event, Received):
-            body = self.channels.receive(now_us, event.frame)
-            if isinstance(body, Idle):
-                self._take_idle(now_us, event.frame.source, body, effects)
-            elif isinstance(body, Shown):
-                self._take_shown(now_us, event.frame.source, body, effects)
+            for body in self.channels.receive(now_us, event.frame):
+                if isinstance(body, Idle):
+                    self._take_idle(now_us, event.frame.source, body, effects)
+                elif isinstance(body, Shown):
+                    self._take_shown(now_us, event.frame.source, body, effects)
         elif isinstance(event, Lost):
             self._recover(now_us, event.worker, effects)
         elif isinstance(event, Overran):

@@ -183,7 +183,7 @@ class OrderedExecutor(Repair):
     def _send_on(self, part: Part, call: Call, todo: list[Start]) -> None:
         """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
         they were predicted. What was predicted otherwise goes the long way."""
-        queue, me, n = self.transaction.queue, self.me, 0
+        queue, me = self.transaction.queue, self.me
         tid, place = call.order
         templates = part.predictions.get(call.entry, ()) if place is order.ROOT else ()
         if len(queue) < len(templates) or len(queue) + self.calls_here(part, tid) > self.calls_max // self.workers:
@@ -191,8 +191,7 @@ class OrderedExecutor(Repair):
             self._dispatch_sent(part, call, queue)
             return
         told = []
-        for entry, key, args in queue:
-            n += 1
+        for n, (entry, key, args) in enumerate(queue, start=1):
             if n <= len(templates) and not templates[n - 1].gives(call.key, call.args, entry, key, args):
                 del todo[1:]  # only a root has predictions, and it is the first
                 self._expect(part, call)

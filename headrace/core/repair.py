@@ -475,6 +475,8 @@ class Repair(Exchange):
             frame.unawaited, transaction.unawaited = transaction.unawaited, {}
             self._count_marks(part, call.order[0], transaction)
         part.waiting[call] = None
+        if n in frame.segments:
+            self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
         self._trim(call, frame)
         if call.entry.context is context:
             self._rebind(call.entry)

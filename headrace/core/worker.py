@@ -23,7 +23,7 @@ from headrace.core.chain import NOT_YET, locate, value_before
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
 from headrace.core.exchange import Part
-from headrace.core.execution import SerialExecutor
+from headrace.core.execution import SerialExecutor, size_of
 from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import read_templates
@@ -42,6 +42,7 @@ from headrace.wire.messages import (
     Idle,
     Installed,
     Lent,
+    Made,
     Run,
     Show,
     Shown,
@@ -49,6 +50,7 @@ from headrace.wire.messages import (
 )
 
 COORDINATOR = 0
+PART_BYTES_MAX = 16 << 20  # of state in one frame, beyond one value
 DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
 
 
@@ -82,6 +84,7 @@ class Worker:
         self.mode = "serial"
         self.workers, self.alone_tid = 1, 0
         self.predicted = self.rows_told = 0
+        self.final_epoch = 0  # of this term
         self.is_ready = False
         self.progress: dict[int, Progress] = {}
         self.early: dict[int, list[tuple[int, Traffic]]] = {}
@@ -97,8 +100,7 @@ class Worker:
             frame = event.frame
             if frame.term > self.channels.term and frame.source == COORDINATOR and isinstance(frame.body, Begin):
                 self._void(frame.term)
-            body = self.channels.receive(now_us, frame)
-            if body is not None:
+            for body in self.channels.receive(now_us, frame):
                 self._take(now_us, frame.source, body, effects)
         self.ordered.work(self.config.slice_calls_max)
         self._flush(now_us, effects)
@@ -115,7 +117,7 @@ class Worker:
         self.program = Program(self.app, self.config, self.program)
         self.serial = SerialExecutor(self.program)
         self.ordered = OrderedExecutor(self.program, self.me)
-        self.mode, self.is_ready = "serial", False
+        self.mode, self.is_ready, self.final_epoch = "serial", False, 0
         self.progress, self.early = {}, {}
 
     # --- messages -----------------------------------------------------------------------------------------------------
@@ -219,7 +221,20 @@ class Worker:
         self.predicted += len(rows) - len(mine)
         return part
 
+    def _check_epoch(self, epoch: int, source: int) -> None:
+        """Is it one that may be under way?"""
+        if epoch <= self.final_epoch:
+            raise BadMessage(f"node {source} speaks of epoch {epoch}, but all up to {self.final_epoch} are over")
+
+    def _check_rows(self, source: int, traffic: Traffic, tids: range) -> None:
+        for row in traffic.rows:
+            if row.tid not in tids:
+                raise BadMessage(f"worker {source} speaks of TID {row.tid} in epoch {traffic.epoch}, where it is not")
+            if isinstance(row, Made) and not 0 <= row.function < len(self.program.numbered):
+                raise BadMessage(f"worker {source} calls function number {row.function}: there is none")
+
     def _take_traffic(self, source: int, traffic: Traffic) -> None:
+        self._check_epoch(traffic.epoch, source)
         progress = self.progress.get(traffic.epoch)
         if progress is None and traffic.lone is not None and self.is_ready:
             tid, owner = traffic.lone
@@ -233,6 +248,7 @@ class Worker:
         if progress is None:
             self.early.setdefault(traffic.epoch, []).append((source, traffic))
             return
+        self._check_rows(source, traffic, self.ordered.parts[traffic.epoch].tids)
         progress.received[source] += 1
         progress.is_reported = False
         if traffic.share is not None:
@@ -245,6 +261,9 @@ class Worker:
             self._take_lent(part, progress, source, [row for row in traffic.rows if isinstance(row, AloneRows)])
 
     def _finish(self, epoch: int) -> None:
+        if epoch not in self.progress:
+            raise BadMessage(f"epoch {epoch} is final, and worker {self.me} has not run it")
+        self.final_epoch = epoch
         del self.progress[epoch]
         part = self.ordered.parts.get(epoch)
         if part is not None:
@@ -328,6 +347,8 @@ class Worker:
     # --- transactions that run alone ----------------------------------------------------------------------------------
 
     def _take_alone(self, alone: Alone) -> None:
+        if alone.epoch not in self.ordered.parts or alone.tid not in self.ordered.parts[alone.epoch].tids:
+            raise BadMessage(f"TID {alone.tid} of epoch {alone.epoch} is to run alone, and is not under way here")
         progress, part, tid = self.progress[alone.epoch], self.ordered.parts[alone.epoch], alone.tid
         progress.received[COORDINATOR] += 1
         progress.is_reported = False
@@ -376,7 +397,7 @@ class Worker:
         at = part.tids.index(tid)
         number = run.functions if isinstance(run.functions, int) else run.functions[at]
         self.alone_tid = tid
-        outcome = alone.run(number, run.keys[at], run.args[at])
+        outcome = alone.run(number, run.keys[at], run.args[at], DECREE if tid in run.poisoned else None)
         self.alone_tid = 0
         if outcome is None:
             assert alone.wanted is not None
@@ -429,7 +450,14 @@ def split(shares: list[int]) -> int:
     return shares[at]
 
 
-def in_parts(entities: Entities, count: int) -> list[tuple[Entities, bool]]:
-    """Cut for sending: at least one part, the last one marked."""
-    parts = [entities[at : at + count] for at in range(0, len(entities), count)] or [[]]
-    return [(part, at == len(parts) - 1) for at, part in enumerate(parts)]
+def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
+    """Cut for sending, by number and by size: at least one part, the last one marked."""
+    parts: list[Entities] = [[]]
+    room = PART_BYTES_MAX
+    for entity in entities:
+        room -= size_of(entity[2])
+        if len(parts[-1]) >= count_max or room < 0:
+            parts.append([])
+            room = PART_BYTES_MAX - size_of(entity[2])
+        parts[-1].append(entity)
+    return [(part, part is parts[-1]) for part in parts]
