@@ -14,8 +14,8 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Reply, Runtime
+from headrace.sim.oracle import Oracle
 from tests.driver import Driver
-from tests.oracle import Oracle
 
 MANY = settings.default.max_examples  # type: ignore[union-attr]
 

@@ -189,7 +189,9 @@ def figures(runs: list[Measured]) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> Table:
-    title = f"YCSB-T, {result['keys']:,} accounts, zipf {result['zipf']}, {result['workers']} workers, ordered, in memory"
+    title = (
+        f"YCSB-T, {result['keys']:,} accounts, zipf {result['zipf']}, {result['workers']} workers, ordered, in memory"
+    )
     table = Table(title=title)
     for column in ("", *(form.title for form in FORMS)):
         table.add_column(column, justify="right" if column else "left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from pathlib import Path
@@ -24,6 +25,12 @@ bench = typer.Typer(help="Measure the engine on published workloads.", no_args_i
 app.add_typer(bench, name="bench")
 
 PORT = 8090
+
+
+class Mode(enum.StrEnum):
+    AUTO = "auto"
+    SERIAL = "serial"
+    ORDERED = "ordered"
 
 
 def main() -> None:
@@ -57,11 +64,26 @@ def run(
     host: Annotated[str, typer.Option(help="Address to bind. There is no authentication: keep it on loopback.")] = (
         "127.0.0.1"
     ),
+    workers: Annotated[int, typer.Option(min=1, help="Processes to run it on; 1 runs it in this one.")] = 1,
+    mode: Annotated[Mode, typer.Option(help="How several workers run transactions.")] = Mode.AUTO,
 ) -> None:
     """Run an app and serve it over HTTP."""
-    from headrace.cli.serve import load, serve
+    from headrace.cli.serve import serve
 
-    serve(load(target), host, port)
+    serve(target, host, port, workers, mode.value)
+
+
+@app.command()
+def rescale(
+    workers: Annotated[int, typer.Argument(min=1, help="How many there shall be.")],
+    url: Annotated[str, typer.Option(help="Where `headrace run` serves.")] = f"http://127.0.0.1:{PORT}",
+) -> None:
+    """Change the number of workers of a running app, without stopping it. Exit code 2: it was refused."""
+    from headrace.cli.serve import post
+
+    status, answer = post(url, "/v1/rescale", {"workers": workers})
+    print(json.dumps(answer))
+    raise typer.Exit(0 if status == "ok" else 2)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
@@ -74,11 +96,11 @@ def call(
     int_key: Annotated[bool, typer.Option("--int-key", help="The key is a number.")] = False,
 ) -> None:
     """Call a function of a running app, and print the result. Exit code 1: it aborted; 2: it was refused."""
-    from headrace.cli.serve import post
+    from headrace.cli.serve import call as call_at
 
     if int_key and not key.removeprefix("-").isdecimal():
         raise typer.BadParameter(f"{key!r} is no number", param_hint="KEY")
-    status, answer = post(url, function, int(key) if int_key else key, args or [], request_id)
+    status, answer = call_at(url, function, int(key) if int_key else key, args or [], request_id)
     print(json.dumps(answer.get("result") if status == "ok" else answer))
     raise typer.Exit({"ok": 0, "aborted": 1}.get(status, 2))
 
@@ -95,18 +117,44 @@ def doctor(
     raise typer.Exit(0 if examine(install_java, quick, port) else 1)
 
 
+@app.command()
+def sim(
+    seed: Annotated[int | None, typer.Option(help="Repeat this one, and tell all about it.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many to run.")] = 100,
+    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 is one per core.")] = 0,
+    trace: Annotated[bool, typer.Option("--trace", help="With --seed: print every effect.")] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="With --seed: find a smaller run that fails.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+) -> None:
+    """Run the engine in a simulated world of faults, from one number each, and check what must hold."""
+    from headrace.cli.simulate import sim_many, sim_one
+
+    is_clean = sim_many(first, seeds, jobs, as_json) if seed is None else sim_one(seed, as_json, trace, shrink)
+    raise typer.Exit(0 if is_clean else 1)
+
+
 @bench.command("ycsb")
 def bench_ycsb(
     keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
     zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; 1 is the engine in this process.")] = 1,
     transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and form.")] = 200_000,
     repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     save: Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")] = None,
 ) -> None:
-    """YCSB-T: transfers between accounts, against a bare loop over a dict with undo."""
+    """YCSB-T: transfers between accounts. One worker: against a bare loop over a dict with undo; several: against one."""
     from headrace.bench import harness, ycsb
 
+    if workers > 1:
+        from headrace.bench import workers as spread
+
+        total = repeats * (transactions * len(spread.FORMS) + spread.COSTLY_TRANSFERS)
+        with harness.progress("YCSB-T", total=total) as advance:
+            result = spread.over_workers(workers, keys, zipf, transactions, repeats, advance)
+        finish(result, spread.summary(result), as_json, save)
+        return
     with harness.progress("YCSB-T", total=transactions * repeats * len(ycsb.FORMS)) as advance:
         result = ycsb.ycsb(keys, zipf, transactions, repeats, advance)
     finish(result, ycsb.summary(result), as_json, save)

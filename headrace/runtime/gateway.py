@@ -3,6 +3,7 @@
     POST /v1/call    {"function": "account.transfer", "key": "alice", "args": ["bob", 5], "request_id": "optional"}
     POST /v1/calls   a `Calls` message, answered by an `Answers` message (application/msgpack)
     GET  /v1/state/{operator}/{key}
+    POST /v1/rescale {"workers": 3}
     GET  /v1/app     operators and functions
     GET  /metrics    /health
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import urllib.parse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -24,11 +25,12 @@ from fastapi import FastAPI, Request, Response
 from headrace.core.ingress import failure_of
 from headrace.errors import REFUSALS, AnswerTooLarge, BadKey, BadMessage, BadRequest, Forbidden, HeadraceError, TooLarge
 from headrace.runtime.client import Reply
-from headrace.runtime.inprocess import Runtime
+from headrace.runtime.driver import Driver
 from headrace.wire import codec
 from headrace.wire.messages import Calls, Refusal
 
 MSGPACK = "application/msgpack"
+Wanted = TypeVar("Wanted")
 
 
 class JsonCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,11 +42,18 @@ class JsonCall(msgspec.Struct, forbid_unknown_fields=True):
     request_id: str | None = None
 
 
+class JsonRescale(msgspec.Struct, forbid_unknown_fields=True):
+    """How many workers there shall be."""
+
+    workers: int
+
+
 json_encode = msgspec.json.Encoder(enc_hook=repr).encode
 json_call = msgspec.json.Decoder(JsonCall)
+json_rescale = msgspec.json.Decoder(JsonRescale)
 
 
-def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1")) -> FastAPI:
+def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1")) -> FastAPI:
     """The web app. `hosts` are the names it may be called by: whoever is led here under another name is turned away,
     and so are web pages of other sites."""
     web = FastAPI(title=f"Headrace: {runtime.app.name}", openapi_url="/v1/openapi.json")
@@ -70,10 +79,7 @@ def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", 
 
     @web.post("/v1/call")
     async def call(request: Request) -> Response:
-        try:
-            wanted = json_call.decode(await body_of(request))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadMessage(f"not a call: {error}") from None
+        wanted = in_json(json_call, await body_of(request))
         entry = program.find(wanted.function)
         args = entry.signature.convert(wanted.args)
         ids = [runtime.client.id_or_new(wanted.request_id)]
@@ -111,6 +117,12 @@ def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", 
         found = await asyncio.to_thread(runtime.get, operator, int(key) if int_key else key, missing)
         return json({"state": None if found is missing else found, "exists": found is not missing})
 
+    @web.post("/v1/rescale")
+    async def rescale(request: Request) -> Response:
+        workers = in_json(json_rescale, await body_of(request)).workers
+        moved = await asyncio.to_thread(runtime.rescale, workers)
+        return json({"status": "ok", "workers": workers, "moved_shards": moved})
+
     @web.get("/v1/app")
     async def app() -> Response:
         operators = {
@@ -128,6 +140,13 @@ def gateway(runtime: Runtime, hosts: Sequence[str] = ("127.0.0.1", "localhost", 
         return json({"status": "ok"})
 
     return web
+
+
+def in_json(decoder: msgspec.json.Decoder[Wanted], body: bytes) -> Wanted:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage(f"not a {decoder.type.__name__.removeprefix('Json').lower()}: {error}") from None
 
 
 async def body_of(request: Request) -> bytes:

@@ -1,0 +1,155 @@
+"""`headrace sim`: one seed in full, or many on all cores, each core a process of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import Progress
+
+from headrace.sim.parameters import draw
+from headrace.sim.run import PROBES, Report, simulate
+from headrace.sim.shrink import shrink
+
+SHOWN_MAX = 10  # violations printed
+SEED_S_MAX = 15  # one that takes longer hangs
+
+
+def sim_one(seed: int, as_json: bool, trace: bool, shrinks: bool) -> bool:
+    """Repeat one seed and say all about it."""
+    began_s = time.monotonic()
+    report = shrink(draw(seed))[1] if shrinks else simulate(seed, print if trace else None)
+    seconds = time.monotonic() - began_s
+    if as_json:
+        print(json.dumps(summary([report], seconds)))
+        return report.is_clean
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(f"seed        {report.seed}", markup=False)
+    for name, value in report.parameters.items():
+        out.print(f"{name:<11} {value}", markup=False)
+    for title, counts in (("faults hit", report.faults), ("probes hit", report.probes)):
+        out.print(f"{title:<11} {', '.join(f'{name} {count}' for name, count in counts.items())}", markup=False)
+    out.print(f"size        {report.transactions} transactions, {report.events} events, {report.effects} effects")
+    out.print(f"digest      {report.digest}")
+    for violation in report.violations:
+        out.print(f"violation   {violation}", markup=False, style="red")
+    out.print(f"verdict     {'clean' if report.is_clean else 'VIOLATED'}", style="green" if report.is_clean else "red")
+    return report.is_clean
+
+
+def sim_many(first: int, seeds: int, jobs: int, as_json: bool) -> bool:
+    """Run `seeds` seeds from `first` on; the last line printed tells it all."""
+    began_s = time.monotonic()
+    jobs = min(jobs or os.cpu_count() or 1, seeds)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("simulating", total=seeds)
+        reports = gather(first, seeds, jobs, lambda: progress.advance(bar))
+    whole = summary(reports, time.monotonic() - began_s)
+    if as_json:
+        print(json.dumps(whole))
+    else:
+        show(whole)
+    return not whole["violations"]
+
+
+def sim_part(seeds: range) -> None:
+    """What one of several processes does: a line for each seed. One that hangs ends it."""
+    for seed in seeds:
+        faulthandler.dump_traceback_later(SEED_S_MAX, exit=True)
+        sys.stdout.buffer.write(msgspec.json.encode(guarded(seed)) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def guarded(seed: int) -> Report:
+    """A mistake of the simulator itself is a violation, too."""
+    try:
+        return simulate(seed)
+    except Exception as error:
+        return Report(seed, draw(seed).described(), [f"the simulator failed: {error!r}"], {}, {}, "", 0, 0, 0, 0)
+
+
+def gather(first: int, seeds: int, jobs: int, advance: Callable[[], None]) -> list[Report]:
+    reports: list[Report] = []
+
+    def run(part: range) -> None:
+        while part:
+            for report in run_part(part):
+                reports.append(report)
+                advance()
+                part = part[1:]
+            if part:
+                why = f"its process ended, or it took more than {SEED_S_MAX} seconds"
+                reports.append(Report(part[0], draw(part[0]).described(), [why], {}, {}, "", 0, 0, 0, 0))
+                advance()
+                part = part[1:]
+
+    threads = [
+        threading.Thread(target=run, args=(range(first + job, first + seeds, jobs),), daemon=True)
+        for job in range(jobs)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return reports
+
+
+def run_part(seeds: range) -> Iterator[Report]:
+    """Seeds in a process of their own."""
+    numbers = f"{seeds.start}, {seeds.stop}, {seeds.step}"
+    script = f"from headrace.cli.simulate import sim_part; sim_part(range({numbers}))"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as part:
+        assert part.stdout is not None
+        for line in part.stdout:
+            yield msgspec.json.decode(line, type=Report)
+
+
+def summary(reports: list[Report], seconds: float) -> dict[str, Any]:
+    """All runs in one object, the same for the same seeds, whoever ran them; but for the seconds."""
+    digest = hashlib.blake2b(digest_size=16)
+    faults: Counter[str] = Counter()
+    probes: Counter[str] = Counter(dict.fromkeys(PROBES, 0))
+    violations = []
+    reports = sorted(reports, key=lambda report: report.seed)
+    for report in reports:
+        digest.update(f"{report.seed} {report.digest}\n".encode())
+        faults.update(report.faults)
+        probes.update(report.probes)
+        violations += [{"seed": report.seed, "violation": violation} for violation in report.violations]
+    return {
+        "seeds": len(reports),
+        "violations": violations,
+        "faults": dict(sorted(faults.items())),
+        "probes": dict(sorted(probes.items())),
+        "transactions": sum(report.transactions for report in reports),
+        "events": sum(report.events for report in reports),
+        "digest": digest.hexdigest(),
+        "seconds": round(seconds, 3),
+    }
+
+
+def show(whole: dict[str, Any]) -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    for title in ("faults", "probes"):
+        out.print(f"{title:<11} {', '.join(f'{name} {count}' for name, count in whole[title].items())}", markup=False)
+    missed = [name for name in PROBES if not whole["probes"][name]]
+    if missed:
+        out.print(f"not seen    {', '.join(missed)}", markup=False, style="yellow")
+    for violation in whole["violations"][:SHOWN_MAX]:
+        out.print(f"violation   seed {violation['seed']}: {violation['violation']}", markup=False, style="red")
+    out.print(f"digest      {whole['digest']}")
+    out.print(f"runs        {whole['seeds']} seeds, {whole['transactions']} transactions, {whole['events']} events")
+    failed = len({violation["seed"] for violation in whole["violations"]})
+    verdict = "clean" if not failed else f"{failed} seeds VIOLATED; repeat one with headrace sim --seed N"
+    out.print(f"verdict     {verdict}, in {whole['seconds']:.1f} s", style="red" if failed else "green")

@@ -1,0 +1,341 @@
+"""The process runtime: a coordinator in this process, workers in their own, ZeroMQ between them.
+
+One thread drives the coordinator: it waits for frames, for what the workers' lines say, for clients and for its timer,
+all in one poll. It starts and stops processes as the coordinator wants it, and tells the coordinator who is lost:
+a process that ended, one that is silent for `silence_us_max`, and one that runs a single function for longer than
+`wall_limit_us`, which is killed and its transaction named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from headrace.config import Config
+from headrace.core.channel import Received, Send, Tick
+from headrace.core.coordinator import Coordinator, Found, Lost, Overran, Read, Rescale, Rescaled, Start, Stop
+from headrace.core.engine import Submit
+from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
+from headrace.model.app import App
+from headrace.model.operator import Operator
+from headrace.runtime import loading
+from headrace.runtime.clock import Clock
+from headrace.runtime.driver import Driver
+from headrace.runtime.line import Failed, Job, Peer, Peers, Ready
+from headrace.runtime.process import WorkerProcess
+from headrace.runtime.sockets import Counts, Keys, Network
+from headrace.runtime.worker import MARK
+from headrace.wire.messages import Frame
+from headrace.wire.values import shown
+
+LOG = logging.getLogger("headrace.cluster")
+CHECK_S_MAX = 0.2  # how often the workers are looked at
+START_SILENCE_US_MAX = 10_000_000  # for a worker until its heart beats; while it loads its app, it does
+LEAVE_S_MAX = 2.0  # for a worker to end by itself
+DEATHS_TO_CARE = 2  # in a row, with no transaction done in between: from then on workers note what they run
+DEATHS_MAX = 10  # likewise: then it is not the fault of a transaction
+
+
+class Cluster(Driver):
+    """Runs an app on several processes: `with Cluster(app, workers=2) as cluster: cluster.client.call(...)`. An app is
+    given as it is, or by its name, "module:attribute"; the workers import it from there."""
+
+    engine: Coordinator
+
+    def __init__(
+        self,
+        app: App | str,
+        workers: int = 2,
+        config: Config | None = None,
+        mode: str = "auto",
+        clock: Clock | None = None,
+    ) -> None:
+        if os.environ.get(MARK) == str(os.getpid()):
+            raise ModelError(
+                'a worker would start a cluster itself: put what starts it under if __name__ == "__main__"'
+            )
+        if not isinstance(app, App | str):
+            raise ModelError(f"Cluster takes an App or its name, not {shown(app)}")
+        config = config or Config()
+        self.target = loading.parse(app) if isinstance(app, str) else loading.target_of(app)
+        app = loading.load(self.target) if isinstance(app, str) else app
+        super().__init__(app, config, Coordinator(app, config, workers, mode), clock)
+        self._workers: dict[int, WorkerProcess] = {}
+        self._leaving: list[tuple[float, WorkerProcess]] = []  # until when they may take their time
+        self._started = threading.Event()  # or failed to
+        self._deaths, self._done_at_death = 0, 0
+        self._blamed: dict[int, int] = {}  # TID -> how many workers died in it
+        self._checked_s = time.monotonic()
+        self._check_s = min(CHECK_S_MAX, config.wall_limit_us / 4e6, config.silence_us_max / 4e6)
+        self._past = Counts()  # of workers that are gone
+        self._bell, self._ear = socket.socketpair()  # wakes the thread
+        self._bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._network = Network(0, Keys.new())
+        self._network.watch(self._ear.fileno())
+        self._begin()
+        try:
+            self._started.wait()
+        except BaseException:
+            self.close()
+            raise
+        if self._broken is not None:
+            self._thread.join()
+            raise self._broken
+
+    # --- for clients ---
+
+    def state(self, operator: Operator | str) -> dict[Any, Any]:
+        name, unseal = self._name_of(operator), self.engine.program.values.unseal
+        return {key: unseal(value) for _, key, value in self._ask(lambda token: Read(token, name, None))}
+
+    def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
+        name, program = self._name_of(operator), self.engine.program
+        program.check_key(key)
+        found = self._ask(lambda token: Read(token, name, key))
+        return program.values.unseal(found[0][2]) if found else default
+
+    def rescale(self, workers: int) -> int:
+        try:
+            self.engine.check(workers)
+        except ConfigError as error:
+            raise BadRequest(str(error)) from None
+        moved: int = self._ask(lambda token: Rescale(token, workers))
+        return moved
+
+    def metrics(self) -> dict[str, Any]:
+        coordinator, workers = self.engine, list(self._workers.values())
+        counts = self._network.counts.plus(self._past)
+        for worker in workers:
+            counts = counts.plus(worker.beat.counts)
+        return {
+            **coordinator.metrics(),
+            "app": self.app.name,
+            "mode": coordinator.mode_now,
+            "workers": len(workers),
+            "term": coordinator.term,
+            "committed": coordinator.committed,
+            "aborted": coordinator.aborted,
+            "pending": self._pending,
+            "messages_sent": counts.sent,
+            "bytes_sent": counts.sent_bytes,
+            "messages_refused": counts.refused,
+            "messages_dropped": counts.dropped,
+            "strangers_refused": counts.strangers,
+        }
+
+    def processes(self) -> dict[int, int]:
+        """The workers' process ids, by number."""
+        return {number: worker.pid for number, worker in list(self._workers.items())}
+
+    # --- the thread ---
+
+    def _open(self) -> None:
+        self._follow(self.engine.start(self._clock()))
+
+    def _serve_once(self) -> bool:
+        self._turn()
+        if self._network.is_congested or self._inbox.empty():  # back-pressure: first let go what is under way
+            return True
+        batches, asked, is_open = self._gather(self._inbox.get())
+        if batches:
+            self._step(Submit(batches))
+        if asked is not None:
+            future, question = asked
+            self._step(question(future))
+        return is_open
+
+    def _turn(self) -> None:
+        """Wait, then see to the workers, to what they sent, and to the time."""
+        ready = self._network.wait(self._patience_ms())
+        if self._ear.fileno() in ready:
+            self._ear.recv(1 << 16)
+        for worker in list(self._workers.values()):
+            if worker.fd in ready:
+                self._listen(worker)
+        for frame in self._network.receive():
+            self._take(frame)
+        if ready or time.monotonic() - self._checked_s >= self._check_s:
+            self._check()
+        if self._timer_us is not None and self._timer_us <= self._clock():
+            self._step(Tick())
+
+    def _patience_ms(self) -> int:
+        if not (self._inbox.empty() or self._network.is_congested):
+            return 0
+        patience_ms = int(self._check_s * 1e3) + 1
+        if self._timer_us is None:
+            return patience_ms
+        return min(patience_ms, max(0, -((self._clock() - self._timer_us) // 1_000)))
+
+    def _take(self, frame: Frame) -> None:
+        try:
+            self._step(Received(frame))
+        except BadMessage:  # well formed, from a known peer, and yet not for a coordinator
+            self._network.refused += 1
+            self._timer_us = self._clock()
+
+    def _settle(self) -> None:
+        clock, interval_us = self._clock, self.config.epoch_interval_us
+        self._clock = lambda: clock() + interval_us  # an epoch that waits for its time has come to it
+        self._step(Tick())
+        while self._unanswered:
+            self._turn()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is gone
+            self._bell.send(b"!")
+
+    def _let_go(self) -> None:
+        self._started.set()
+        leaving = [*self._workers.values(), *(worker for _, worker in self._leaving)]
+        for worker in leaving:
+            worker.ask_to_leave()
+        until_s = time.monotonic() + LEAVE_S_MAX
+        for worker in leaving:
+            worker.end(max(0.0, until_s - time.monotonic()))
+        self._network.close()
+        self._bell.close()
+        self._ear.close()
+
+    def _carry_out(self, effect: Any) -> None:
+        match effect:
+            case Send(frame):
+                self._network.send(frame)
+            case Start(number):
+                self._start(number)
+            case Stop(number):
+                self._stop(number)
+            case Found(token, entities):
+                self._answer(token, entities)
+            case Rescaled(token, _, moved):
+                self._answer(token, moved)
+            case _:
+                super()._carry_out(effect)
+
+    # --- the workers ---
+
+    def _start(self, number: int) -> None:
+        """A fresh worker: a new process with new keys. What was meant for the one before is forgotten."""
+        before = self._dismiss(number)
+        if before is not None:
+            before.end()
+        keys = Keys.new()
+        job = Job(
+            number=number,
+            target=self.target,
+            functions=[function.full_name for function in self.app.functions],
+            config=dataclasses.asdict(self.config),
+            path=sys.path,
+            public_key=keys.public,
+            secret_key=keys.secret,
+            coordinator=Peer(self._network.keys.public, self._network.endpoint),
+            parent_pid=os.getpid(),
+        )
+        worker = self._workers[number] = WorkerProcess(job, self._deaths >= DEATHS_TO_CARE)
+        self._network.watch(worker.fd)
+        self._network.meet(number, keys.public, None)
+        self._announce(number, Peer(keys.public))
+
+    def _stop(self, number: int) -> None:
+        worker = self._dismiss(number)
+        if worker is not None:
+            worker.ask_to_leave()
+            self._leaving.append((time.monotonic() + LEAVE_S_MAX, worker))
+
+    def _dismiss(self, number: int) -> WorkerProcess | None:
+        """Nobody talks to this worker any more; its process is still to be ended."""
+        worker = self._workers.pop(number, None)
+        if worker is not None:
+            self._past = self._past.plus(worker.beat.counts)
+            self._network.unwatch(worker.fd)
+            self._network.forget(number)
+            self._announce(number, None)
+        return worker
+
+    def _listen(self, worker: WorkerProcess) -> None:
+        for message in worker.listen():
+            if isinstance(message, Failed):
+                raise ModelError(f"worker {worker.number} could not start: {message.error}")
+            if isinstance(message, Ready):
+                self._introduce(worker)
+
+    def _introduce(self, worker: WorkerProcess) -> None:
+        """It listens. The others knew its key already and it learns theirs first: nobody is taken for a stranger."""
+        others = [other for other in self._workers.values() if other is not worker]
+        worker.line.send(Peers({other.number: Peer(other.key, other.endpoint) for other in others}))
+        self._announce(worker.number, Peer(worker.key, worker.endpoint))
+        self._network.meet(worker.number, worker.key, worker.endpoint)
+        if all(each.is_ready for each in self._workers.values()):
+            self._started.set()
+
+    def _check(self) -> None:
+        """Who is lost? The lines have been read, so what was said in time counts."""
+        now_s, silence_us_max = time.monotonic(), self.config.silence_us_max
+        away_s, self._checked_s = now_s - self._checked_s, now_s
+        for worker in list(self._workers.values()):
+            if away_s > 4 * self._check_s:  # it was this process that stood still: nobody is to blame
+                worker.heard_s += away_s
+            if self._workers.get(worker.number) is not worker:  # replaced, for the sake of another
+                continue
+            beat = worker.beat
+            if worker.is_gone():
+                self._lose(worker, "it ended")
+            elif beat.running and beat.running_us > self.config.wall_limit_us:
+                self._lose(worker, "a function did not return", Overran(worker.number, beat.running))
+            elif worker.is_silent(silence_us_max if worker.is_ready else max(silence_us_max, START_SILENCE_US_MAX)):
+                self._lose(worker, "it was silent")
+        for until_s, worker in self._leaving:
+            if now_s >= until_s or worker.is_gone():
+                worker.end()
+        if any(worker.is_careful for worker in self._workers.values()):
+            self._relax()
+        self._leaving = [(until_s, worker) for until_s, worker in self._leaving if not worker.has_ended()]
+
+    def _lose(self, worker: WorkerProcess, why: str, event: Lost | Overran | None = None) -> None:
+        self._dismiss(worker.number)
+        code = worker.end()
+        LOG.warning("worker %s (process %s, exit code %s) is lost: %s", worker.number, worker.pid, code, why)
+        done = self._done()
+        self._deaths = 0 if event is not None or done > self._done_at_death else self._deaths + 1
+        self._done_at_death = done
+        if self._deaths >= DEATHS_MAX:
+            raise Stopped(f"workers died {DEATHS_MAX} times and nothing got done; the last: {why}, exit code {code}")
+        self._step(event or self._explain(worker))
+
+    def _explain(self, worker: WorkerProcess) -> Lost | Overran:
+        """Whoever dies twice in the same transaction dies of it: a crash, all memory, C code that never ends. Once may
+        be chance."""
+        tid = worker.last_words()
+        if not tid:
+            return Lost(worker.number)
+        self._blamed[tid] = self._blamed.get(tid, 0) + 1
+        if self._blamed[tid] == 1:
+            return Lost(worker.number)
+        self._deaths = DEATHS_TO_CARE
+        return Overran(worker.number, tid)
+
+    def _relax(self) -> None:
+        """Workers were started to be careful; once the epochs that were under way at the last death are done, it is
+        enough."""
+        under_way = self.config.epochs_in_flight_max * self.config.epoch_transactions_max
+        if not self._unanswered or self._done() >= self._done_at_death + under_way:
+            self._blamed.clear()
+            for worker in self._workers.values():
+                worker.relax()
+
+    def _done(self) -> int:
+        return self.engine.committed + self.engine.aborted
+
+    def _announce(self, number: int, peer: Peer | None) -> None:
+        """Tell all workers about one of them."""
+        for worker in self._workers.values():
+            if worker.number != number:
+                worker.line.send(Peers({number: peer}))

@@ -1,0 +1,283 @@
+"""What every runtime is to its clients: they hand over, one thread drives the core, the answers come back as futures.
+
+The thread is the only one that touches the core, so a Ctrl-C, a slow client or a cancelled task never meets a
+transaction half done. Clients hand their batches over through a queue; all that waits there goes into one step, so that
+epochs grow with the load.
+
+`Runtime` (inprocess.py) drives an engine in this process, `Cluster` (cluster.py) a coordinator and its workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Self
+
+from headrace.config import Config
+from headrace.core.channel import SetTimer
+from headrace.core.engine import Answer, Refuse
+from headrace.core.epoch import Batch
+from headrace.core.ingress import Admission
+from headrace.core.program import Args
+from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, TooLarge, UnknownFunction
+from headrace.model.app import App
+from headrace.model.operator import Function, Operator
+from headrace.runtime.client import Client, Replies
+from headrace.runtime.clock import Clock, system_clock
+from headrace.wire.messages import Answers, RequestIds
+from headrace.wire.values import shown
+
+Handed = tuple[Future[Any], Any]
+GATHER_MAX = 1_000  # batches taken into one step
+PATIENCE_S_MAX = 3_600.0
+
+
+class Driver(ABC):
+    """One core, one thread that drives it, any number of clients. A subclass says where events come from, what else the
+    core may want done, and calls `_begin` once it is set up."""
+
+    def __init__(self, app: App, config: Config, core: Any, clock: Clock | None) -> None:
+        self.app, self.config, self._clock = app, config, clock or system_clock()
+        self.engine = core  # for clients: its `program` knows the functions and the values
+        self.admission = Admission(core.program)
+        self.client = LocalClient(self)
+        self._inbox: queue.SimpleQueue[Handed | None] = queue.SimpleQueue()
+        self._room = threading.Condition()
+        self._pending = 0
+        self._unanswered: dict[Future[Any], None] = {}
+        self._broken: BaseException | None = None
+        self._closed = False
+        self._timer_us: int | None = None
+        self._thread = threading.Thread(target=self._serve, name=f"headrace-{app.name}", daemon=True)
+
+    def _begin(self) -> None:
+        self._thread.start()
+
+    # --- for clients ---
+
+    def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
+        """Hand over admitted calls. The future has their answers."""
+        rows, limit = len(batch), self.config.pending_transactions_max
+        if batch.source is not None:
+            limit = max(limit, rows)  # it cannot be split: it waits until it is alone
+        if rows > limit:
+            raise TooLarge(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
+        if batch.source is None and 0 < self.config.request_ids_max < rows:
+            kept = self.config.request_ids_max
+            raise TooLarge(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
+        with self._room:
+            self._check_alive()
+            while self._pending + rows > limit:
+                if not wait:
+                    raise Overloaded(f"{self._pending} transactions are waiting, the limit is {limit}")
+                self._room.wait()
+                self._check_alive()
+            self._pending += rows
+            future = self._hand_over(batch)
+        future.add_done_callback(lambda _: self._release(rows))
+        return future
+
+    @abstractmethod
+    def state(self, operator: Operator | str) -> dict[Any, Any]:
+        """All entities of an operator, key and state, as they are between two epochs."""
+
+    @abstractmethod
+    def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
+        """The state of one entity."""
+
+    @abstractmethod
+    def metrics(self) -> dict[str, Any]:
+        """Counters for people and dashboards."""
+
+    def rescale(self, workers: int) -> int:
+        """Change the number of workers, between two epochs. Returns how many shards moved."""
+        raise BadRequest("this app runs in one process and cannot be rescaled: start it with --workers 2, or a Cluster")
+
+    def close(self) -> None:
+        """Finish what was handed over, then stop."""
+        if threading.current_thread() is self._thread:
+            raise BadCall("a function cannot close its own runtime")
+        with self._room:
+            if not self._closed:
+                self._closed = True
+                self._inbox.put(None)
+                self._wake()
+            self._room.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- for subclasses ---
+
+    def _open(self) -> None:  # noqa: B027 most need none of these three
+        """The thread begins."""
+
+    @abstractmethod
+    def _serve_once(self) -> bool:
+        """Wait for something to happen and see to it. False once the runtime is closed."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """The runtime is closed: finish what was handed over, without waiting for the time of an epoch."""
+
+    def _wake(self) -> None:  # noqa: B027
+        """Something is in the inbox: tell the thread, if it waits for other things too."""
+
+    def _let_go(self) -> None:  # noqa: B027
+        """The thread ends, for good or ill: give back what it holds."""
+
+    def _carry_out(self, effect: Any) -> None:
+        """An effect that only this kind of runtime knows."""
+        raise AssertionError(f"nobody carries out {effect!r}")
+
+    def _name_of(self, operator: Operator | str) -> str:
+        name = operator.name if isinstance(operator, Operator) else operator
+        if name not in self.app.operators:
+            raise UnknownFunction(
+                f"no operator {shown(name)} in app {self.app.name!r}; it has: {', '.join(self.app.operators)}"
+            )
+        return name
+
+    def _ask(self, question: Callable[..., Any]) -> Any:
+        """Have the thread see to a question, between two steps."""
+        with self._room:
+            self._check_alive()
+            future = self._hand_over(question)
+        return future.result()
+
+    def _gather(self, item: Handed | None) -> tuple[list[Handed], Handed | None, bool]:
+        """From this item on, the batches that wait; the question behind them, if one comes; is the runtime open?"""
+        batches: list[Handed] = []
+        while item is not None:
+            self._unanswered[item[0]] = None
+            if not isinstance(item[1], Batch):
+                return batches, item, True
+            batches.append(item)
+            if len(batches) >= GATHER_MAX or self._inbox.empty():
+                return batches, None, True
+            item = self._inbox.get()
+        return batches, None, False
+
+    def _step(self, event: Any, now_us: int | None = None) -> None:
+        self._follow(self.engine.step(self._clock() if now_us is None else now_us, event))
+
+    def _follow(self, effects: Iterable[Any]) -> None:
+        """Do what a step wants done."""
+        self._timer_us = None
+        for effect in effects:
+            if isinstance(effect, SetTimer):
+                self._timer_us = effect.at_us
+            elif isinstance(effect, Answer):
+                self._answer(effect.token, effect.answers)
+            elif isinstance(effect, Refuse):
+                self._answer(effect.token, error=effect.error)
+            else:
+                self._carry_out(effect)
+
+    def _answer(self, future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+        del self._unanswered[future]
+        with contextlib.suppress(BaseException):  # of a client's callback; the result is set by then
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+    # --- inside ---
+
+    def _hand_over(self, work: Batch | Callable[..., Any]) -> Future[Any]:
+        """Into the inbox, under the lock: what is in it before the runtime is closed is answered."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # it cannot be taken back
+        self._inbox.put((future, work))
+        self._wake()
+        return future
+
+    def _check_alive(self) -> None:
+        if self._broken is not None:
+            raise Stopped(f"the runtime stopped itself: {self._broken!r}") from self._broken
+        if self._closed:
+            raise Stopped("the runtime is closed")
+        if threading.current_thread() is self._thread:
+            raise BadCall("a function cannot use a client of its own runtime: use ctx.call or ctx.call_async")
+
+    def _release(self, rows: int) -> None:
+        with self._room:
+            self._pending -= rows
+            self._room.notify_all()
+
+    def _serve(self) -> None:
+        try:
+            self._open()
+            while self._serve_once():
+                pass
+            self._settle()
+        except BaseException as error:  # a broken invariant: nothing after it can be trusted
+            self._broken = error
+        finally:
+            try:
+                self._let_go()
+            finally:
+                self._fail_the_rest()
+
+    def _fail_the_rest(self) -> None:
+        reason = "the runtime is closed" if self._broken is None else f"the runtime stopped itself: {self._broken!r}"
+        rest: list[Future[Any]] = list(self._unanswered)
+        with self._room:
+            self._closed = True
+            while not self._inbox.empty():
+                item = self._inbox.get()
+                if item is not None:
+                    rest.append(item[0])
+            self._room.notify_all()
+        for future in rest:
+            future.set_exception(Stopped(reason))
+
+
+class LocalClient(Client):
+    """A client of a runtime in this process."""
+
+    def __init__(self, runtime: Driver) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def map(
+        self, function: Function | str, keys: Sequence[Any], args: Sequence[Args], *, request_id: str | None = None
+    ) -> Replies:
+        """One function for many keys, each with its tuple of arguments: the quickest way in for columns of data."""
+        ids = self.id_or_new(request_id)
+        self._runtime.admission.check_id(ids)
+        if len(keys) != len(args):
+            raise BadRequest(f"{len(keys)} keys, but arguments for {len(args)}")
+        if not set(map(type, args)) <= {tuple}:
+            raise BadRequest("args is a list of tuples, one for each key")
+        return self._send(
+            self._runtime.admission.admit_columns(ids, function, list(keys), list(args)), wait=True
+        ).result()
+
+    def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
+        for request_id in [ids] if isinstance(ids, str) else ids:
+            self._runtime.admission.check_id(request_id)
+        return self._send(self._runtime.admission.admit(ids, calls), wait=wait)
+
+    def _send(self, batch: Batch, wait: bool) -> Future[Replies]:
+        unseal = self._runtime.engine.program.values.unseal
+        replies: Future[Replies] = Future()
+        replies.set_running_or_notify_cancel()  # once handed over, a call cannot be taken back
+
+        def answer(future: Future[Answers]) -> None:
+            error = future.exception()
+            if error is not None:
+                replies.set_exception(error)
+            else:
+                replies.set_result(Replies(future.result(), unseal))
+
+        self._runtime.submit(batch, wait).add_done_callback(answer)
+        return replies

@@ -1,0 +1,165 @@
+"""The line between the parent and one worker process: what both need to know of each other, but no transaction.
+
+It is a pair of connected sockets, one of which the worker gets as its standard input; each message is a line of JSON.
+The parent hands over the job (with the keys, so that they stand on no command line and no disk) and the address book;
+the worker says where it listens, and several times a second that it lives and what it is busy with. If either end dies,
+the other one sees the line go dead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from typing import TypeVar
+
+import msgspec
+
+from headrace.errors import BadMessage
+from headrace.runtime.sockets import Counts
+
+SEND_S_MAX = 2.0  # for a few bytes: who does not take them in this time is stuck
+CHUNK_BYTES = 1 << 16
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where an app is found: in a module, or (`script`) in the file that was started."""
+
+    attribute: str
+    module: str = ""
+    script: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.module or self.script}:{self.attribute}"
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """An entry of the address book. Without an endpoint, the node is on its way."""
+
+    key: str
+    endpoint: str | None = None
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """What a worker process is to be."""
+
+    number: int
+    target: Target
+    functions: list[str]  # of the app, in order: the worker's must be the same
+    config: dict[str, int]
+    path: list[str]  # where Python looks for modules
+    public_key: str
+    secret_key: str
+    coordinator: Peer
+    parent_pid: int
+    diary_fd: int | None = None  # with one, the worker notes in it what it is about to run: slow
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """News for the address book; None: gone."""
+
+    peers: dict[int, Peer | None]
+
+
+class Relax(msgspec.Struct, frozen=True, tag="relax"):
+    """What killed the workers before has been passed: the diary need not be kept any more."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker has loaded its app and listens."""
+
+    endpoint: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker cannot start, and why."""
+
+    error: str
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The worker lives. It has been busy with the function of this TID (0: none) for so long."""
+
+    running: int
+    running_us: int
+    counts: Counts
+
+
+LineMessage = Job | Peers | Relax | Ready | Failed | Beat
+Expected = TypeVar("Expected", bound=LineMessage)
+
+
+class Line:
+    """One end. Any thread may send; one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._end.setblocking(False)
+        self._lock = threading.Lock()
+        self._received = bytearray()
+        self._decoder = msgspec.json.Decoder(LineMessage)
+        self.is_dead = False  # the other end is gone, or stuck, or talks nonsense
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, message: LineMessage) -> None:
+        data = memoryview(msgspec.json.encode(message) + b"\n")
+        with self._lock:
+            while data and not self.is_dead:
+                if not self.can_send(SEND_S_MAX):
+                    self.is_dead = True
+                    return
+                try:
+                    data = data[self._end.send(data) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self.is_dead = True
+
+    def can_send(self, patience_s: float = 0.0) -> bool:
+        return self._wait(select.POLLOUT, patience_s)
+
+    def receive(self) -> list[LineMessage]:
+        """What has come, without waiting."""
+        while not self.is_dead:
+            try:
+                data = self._end.recv(CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._received += data
+            self.is_dead = not data
+        *lines, rest = self._received.split(b"\n")
+        self._received = rest
+        try:
+            return [self._decoder.decode(line) for line in lines]
+        except msgspec.DecodeError:
+            self.is_dead = True
+            return []
+
+    def expect(self, kind: type[Expected]) -> Expected:
+        """Wait for the first message, which must be of this kind."""
+        while b"\n" not in self._received:
+            self._wait(select.POLLIN)
+            data = self._end.recv(CHUNK_BYTES)
+            if not data:
+                raise BadMessage("the line went dead before the first message")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message = self._decoder.decode(line)
+        if not isinstance(message, kind):
+            raise BadMessage(f"a {type(message).__name__} came where a {kind.__name__} was due")
+        return message
+
+    def _wait(self, event: int, patience_s: float | None = None) -> bool:
+        poll = select.poll()
+        poll.register(self._end, event)
+        return bool(poll.poll(None if patience_s is None else patience_s * 1e3))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)  # also for those to whom it was handed down by a fork
+        self._end.close()

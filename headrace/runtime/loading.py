@@ -1,0 +1,86 @@
+"""Finding an app: by its name, and the name of an app that is at hand, so that another process can find it too."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from headrace.errors import ModelError
+from headrace.model.app import App
+from headrace.runtime.line import Target
+
+MAIN_ELSEWHERE = "__headrace_main__"  # the name of a script's module in a worker: not "__main__", so it starts nothing
+
+
+def parse(target: str) -> Target:
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ModelError(f"{target!r} names no app: give module:attribute, as in examples.bank:app")
+    return Target(attribute, module_name)
+
+
+def load(target: str | Target) -> App:
+    """The app named by "module:attribute"."""
+    if isinstance(target, str):
+        target = parse(target)
+    module = run_script(target.script) if target.script else import_module(target.module)
+    found = getattr(module, target.attribute, None)
+    if not isinstance(found, App):
+        apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+        known = f"it has: {', '.join(apps)}" if apps else "it has no App at all"
+        where = f"script {target.script!r}" if target.script else f"module {target.module!r}"
+        raise ModelError(f"{target.attribute!r} in {where} is no App; {known}")
+    return found
+
+
+def import_module(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, but something that it imports is not
+        raise ModelError(f"no module {name!r} here; run it from the folder that holds it") from None
+
+
+def run_script(path: str) -> ModuleType:
+    """The module that a script makes, without what stands under `if __name__ == "__main__"`."""
+    spec = importlib.util.spec_from_file_location(MAIN_ELSEWHERE, path)
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MAIN_ELSEWHERE] = module  # before it runs: dataclasses look up their module
+    spec.loader.exec_module(module)
+    return module
+
+
+def target_of(app: App) -> Target:
+    """Where another process finds this app."""
+    defined_in = {function.body.__module__ for function in app.functions}
+    modules = sorted(sys.modules.items(), key=lambda item: item[0] not in defined_in)  # stable: else as imported
+    for name, module in modules:
+        attribute = attribute_of(module, app)
+        if attribute is not None and name != "__main__":
+            return Target(attribute, name)
+    main = sys.modules.get("__main__")
+    attribute = None if main is None else attribute_of(main, app)
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if attribute is not None and spec is not None:
+        return Target(attribute, spec.name)  # python -m
+    if attribute is not None and file is not None and Path(file).is_file():
+        return Target(attribute, script=str(Path(file).resolve()))
+    raise ModelError(
+        f"workers are processes of their own and cannot find app {app.name!r}: make it a variable at the top of a "
+        "module or script that can be imported, or give its name, as in Cluster('examples.bank:app')"
+    )
+
+
+def attribute_of(module: object, app: App) -> str | None:
+    members = getattr(module, "__dict__", None)
+    if not isinstance(members, dict):
+        return None
+    return next((name for name, value in list(members.items()) if value is app and isinstance(name, str)), None)

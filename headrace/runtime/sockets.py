@@ -1,0 +1,235 @@
+"""The network of one node: frames to and from the others over ZeroMQ, on loopback, encrypted, from known keys only.
+
+A node binds one socket on which all others send to it, and connects one socket to each of them. Rules:
+1. CURVE on every connection. Whoever has no key of the address book gets no connection.
+2. A frame speaks for the node whose key brought it. What is cut short, of an unknown type, too large or speaks for
+   somebody else is refused: counted and dropped. It never stops a node.
+3. Nothing here blocks but `wait`. What a peer does not take yet is kept, up to a limit, then dropped: the channels send
+   it again. So two nodes that flood each other still hear each other, and `is_congested` tells them to slow down.
+
+Never here: what the frames mean, who lives, processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import add
+from typing import NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from headrace.errors import BadMessage, TooLarge
+from headrace.wire import codec
+from headrace.wire.messages import Frame
+
+LOOPBACK = "tcp://127.0.0.1"
+FRAME_BYTES_MAX = 1 << 30
+QUEUE_FRAMES_MAX = 256  # of each connection, on either side
+KEPT_FRAMES_MAX = 4_096  # for one peer that takes no more, or is not there yet
+RECEIVE_FRAMES_MAX = 256  # at once
+RECONNECT_MS = 20
+ACCEPTED, REJECTED = b"200", b"400"
+
+
+class Keys(NamedTuple):
+    """A CURVE key pair, as text (Z85)."""
+
+    public: str
+    secret: str
+
+    @classmethod
+    def new(cls) -> Keys:
+        public, secret = zmq.curve_keypair()
+        return cls(public.decode(), secret.decode())
+
+
+class Counts(NamedTuple):
+    """What a network did so far."""
+
+    sent: int = 0  # frames
+    sent_bytes: int = 0
+    refused: int = 0  # messages
+    strangers: int = 0  # connections
+    dropped: int = 0  # frames, for a peer that took no more
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(*map(add, self, other))
+
+
+class Network:
+    """`refresh` is called before a stranger is turned away: the address book may have news that were not read yet."""
+
+    def __init__(self, me: int, keys: Keys, refresh: Callable[[], None] | None = None) -> None:
+        self.me, self.keys, self._refresh = me, keys, refresh
+        self.sent = self.sent_bytes = self.refused = self.strangers = self.dropped = 0
+        self._nodes: dict[str, int] = {}  # public key -> node
+        self._pushes: dict[int, zmq.Socket[bytes]] = {}
+        self._kept: dict[int, dict[tuple[int, int], bytes]] = {}  # node -> frames by term and sequence, in their order
+        self._full: set[int] = set()  # connected peers for which frames are kept
+        self._context = zmq.Context()
+        self._poller = zmq.Poller()
+        self._gate = self._context.socket(zmq.REP)  # libzmq asks here whether a key may come in (ZAP, RFC 27)
+        self._gate.bind("inproc://zeromq.zap.01")
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.LINGER, 0)
+        self._pull.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
+        self._pull.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
+        self._pull.setsockopt(zmq.CURVE_SERVER, 1)
+        self._pull.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
+        self._pull.setsockopt(zmq.ZAP_DOMAIN, b"headrace")
+        self._pull.bind(f"{LOOPBACK}:*")
+        self.endpoint: str = self._pull.getsockopt_string(zmq.LAST_ENDPOINT)
+        for socket in (self._gate, self._pull):
+            self._poller.register(socket, zmq.POLLIN)
+
+    # --- the address book ---
+
+    def meet(self, node: int, key: str, endpoint: str | None) -> None:
+        """A node has this key, and is reached there; with None it will be told later, and what is sent is kept."""
+        if self._nodes.get(key) != node:
+            self.forget(node)
+            self._nodes[key] = node
+        if endpoint is None or node in self._pushes:
+            return
+        push = self._context.socket(zmq.PUSH)
+        push.setsockopt(zmq.LINGER, 0)
+        push.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
+        push.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        push.setsockopt_string(zmq.CURVE_SERVERKEY, key)
+        push.setsockopt_string(zmq.CURVE_PUBLICKEY, self.keys.public)
+        push.setsockopt_string(zmq.CURVE_SECRETKEY, self.keys.secret)
+        push.connect(endpoint)
+        self._pushes[node] = push
+        self._push_kept(node)
+
+    def forget(self, node: int) -> None:
+        """Nothing more goes to this node, nor comes from it, until it is met again."""
+        self._nodes = {key: known for key, known in self._nodes.items() if known != node}
+        self._kept.pop(node, None)
+        push = self._pushes.pop(node, None)
+        if push is not None:
+            self._relax(node, push)
+            push.close(0)
+
+    # --- frames ---
+
+    def send(self, frame: Frame) -> None:
+        node, number = frame.to, (frame.term, frame.sequence)
+        kept = self._kept.get(node, {})
+        if number in kept and frame.body is not None:
+            return  # a repeat of what has not even left
+        data = codec.encode(frame, FRAME_BYTES_MAX)
+        self.sent += 1
+        self.sent_bytes += len(data)
+        push = self._pushes.get(node)
+        if push is not None and not kept and self._push(push, data):
+            return
+        if len(kept) >= KEPT_FRAMES_MAX:
+            self.dropped += 1
+            return
+        kept[number] = data
+        self._kept[node] = kept
+        if push is not None:
+            self._mark_full(node, push)
+
+    def receive(self) -> list[Frame]:
+        """What has come, in its order; some of it, if there is a lot."""
+        frames: list[Frame] = []
+        for _ in range(RECEIVE_FRAMES_MAX):
+            try:
+                part = self._pull.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            is_whole = not part.more
+            while part.more:
+                part = self._pull.recv(copy=False)  # the parts of a message arrive together
+            frame = self._decoded(part) if is_whole else None
+            if frame is None:
+                self.refused += 1
+            else:
+                frames.append(frame)
+        return frames
+
+    def _decoded(self, part: zmq.Frame) -> Frame | None:
+        try:
+            frame = codec.decode_frame(part.buffer, FRAME_BYTES_MAX)  # type: ignore[arg-type]
+        except (BadMessage, TooLarge):
+            return None
+        speaks_for_itself = self._nodes.get(str(part.get("User-Id"))) == frame.source
+        return frame if speaks_for_itself and frame.to == self.me else None
+
+    # --- waiting ---
+
+    def watch(self, fd: int) -> None:
+        """`wait` also ends when this can be read."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        self._poller.unregister(fd)
+
+    def wait(self, timeout_ms: int | None) -> set[int]:
+        """Until a frame can be received, a kept one be sent, or something watched be read (those are returned); or for
+        this long."""
+        ready: set[int] = set()
+        for what, _ in self._poller.poll(timeout_ms):
+            if isinstance(what, int):
+                ready.add(what)
+            elif what is self._gate:
+                self._judge()
+        for node in sorted(self._full):
+            self._push_kept(node)
+        return ready
+
+    @property
+    def is_congested(self) -> bool:
+        """Some peer does not take what it is sent: better make no more."""
+        return bool(self._full)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(self.sent, self.sent_bytes, self.refused, self.strangers, self.dropped)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+    # --- inside ---
+
+    def _push(self, push: zmq.Socket[bytes], data: bytes) -> bool:
+        try:
+            push.send(data, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _push_kept(self, node: int) -> None:
+        kept, push = self._kept.pop(node, {}), self._pushes[node]
+        while kept and self._push(push, kept[next(iter(kept))]):
+            del kept[next(iter(kept))]
+        if kept:
+            self._kept[node] = kept
+            self._mark_full(node, push)
+        else:
+            self._relax(node, push)
+
+    def _mark_full(self, node: int, push: zmq.Socket[bytes]) -> None:
+        if node not in self._full:
+            self._full.add(node)
+            self._poller.register(push, zmq.POLLOUT)
+
+    def _relax(self, node: int, push: zmq.Socket[bytes]) -> None:
+        if node in self._full:
+            self._full.remove(node)
+            self._poller.unregister(push)
+
+    def _judge(self) -> None:
+        """Somebody knocks: let in who has a key that is known."""
+        while self._gate.poll(0):
+            version, request, *_, mechanism, credential = self._gate.recv_multipart()
+            key = z85.encode(credential).decode() if mechanism == b"CURVE" else ""
+            if key not in self._nodes and self._refresh is not None:
+                self._refresh()
+            is_known = key in self._nodes
+            self.strangers += not is_known
+            status, text = (ACCEPTED, b"OK") if is_known else (REJECTED, b"no such key")
+            self._gate.send_multipart([version, request, status, text, key.encode() if is_known else b"", b""])

@@ -1,0 +1,126 @@
+"""The clients: they ask in batches, wait, lose patience, and ask again with the same request ids."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from headrace.wire.messages import Answers, RequestIds, id_of
+
+if TYPE_CHECKING:
+    from headrace.sim.world import World
+
+BAD_CALLS: tuple[tuple[Any, ...], ...] = (("nobody.nothing", "k"), ("no function", 1), (None, None))
+
+
+class Request:
+    """A batch of calls under way. Asked again until every row has been answered to the client."""
+
+    def __init__(self, ids: RequestIds, calls: list[tuple[Any, ...]], bad: set[int], source: tuple[str, int] | None):
+        self.ids, self.calls, self.bad, self.source = ids, calls, bad, source
+        self.missing = dict.fromkeys(range(len(calls)))  # rows without an answer
+        self.attempts = 0
+
+
+class Client:
+    """Asks one batch after the other; or, if it is not `patient`, does not wait for the last one."""
+
+    def __init__(self, world: World, number: int, batches: list[list[tuple[Any, ...]]], rng: random.Random) -> None:
+        self.world, self.number, self.rng = world, number, rng
+        self.faults = world.parameters.faults
+        self.is_source = rng.random() < 0.2  # a streaming query: its batches are numbered, each is taken once
+        self.waits = self.is_source or rng.random() < 0.7
+        self.timeout_us = rng.choice((20_000, 100_000)) if self.faults.impatience else 300_000
+        self.to_ask = [self._request(at, calls) for at, calls in enumerate(batches)]
+        self.to_ask.reverse()
+        self.open: dict[Request, None] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return not self.to_ask and not self.open
+
+    def _request(self, at: int, calls: list[tuple[Any, ...]]) -> Request:
+        stem = f"c{self.number}-{at}"
+        if self.is_source:
+            return Request(stem, calls, set(), (f"query {self.number}", at))
+        bad = {row for row in range(len(calls)) if self.rng.random() < 0.03}
+        for row in bad:
+            calls[row] = self.rng.choice(BAD_CALLS)
+        if self.rng.random() < 0.5:
+            return Request(stem, calls, bad, None)
+        return Request([f"{stem}.{row}" for row in range(len(calls))], calls, bad, None)
+
+    def begin(self) -> None:
+        pause_us = self.world.parameters.chaos_us // (3 * (len(self.to_ask) or 1)) + 1
+        for at in range(1 if self.waits else len(self.to_ask)):
+            self.world.after(self.rng.randrange(pause_us) + at * pause_us, self.ask)
+
+    def ask(self) -> None:
+        if self.to_ask:
+            request = self.to_ask.pop()
+            self.open[request] = None
+            for row, call in enumerate(request.calls):
+                self.world.history.ask(id_of(request.ids, row), call, row in request.bad)
+            self._send(request)
+
+    def _send(self, request: Request) -> None:
+        request.attempts += 1
+        if request.attempts > 1:
+            self.world.fault("client retries")
+        rows = list(range(len(request.calls)))
+        ids: RequestIds = request.ids
+        if request.attempts > 1 and self.faults.impatience and request.source is None and self.rng.random() < 0.5:
+            rows = [row for row in request.missing if self.rng.random() < 0.7] or list(request.missing)
+            self.rng.shuffle(rows)
+            ids = [id_of(request.ids, row) for row in rows]
+        self._carry(request, ids, rows)
+        if self.faults.client_loss and self.rng.random() < self.faults.client_loss:
+            self.world.fault("client requests doubled")
+            self._carry(request, ids, rows)
+        timeout_us = self.timeout_us << min(request.attempts - 1, 6)
+        self.world.after(timeout_us + self.rng.randrange(timeout_us), self._lose_patience, request)
+
+    def _carry(self, request: Request, ids: RequestIds, rows: list[int]) -> None:
+        world = self.world
+        if world.is_chaos and self.rng.random() < self.faults.client_loss:
+            world.fault("client requests lost")
+            return
+        token = world.new_token(lambda answers: self._answered(request, rows, answers))
+        calls = [request.calls[row] for row in rows]
+        world.after(world.travel_us(self.rng), world.submit, token, ids, calls, request.source)
+
+    def _lose_patience(self, request: Request) -> None:
+        if request in self.open:
+            self._send(request)
+
+    def _answered(self, request: Request, rows: list[int], answers: Answers) -> None:
+        """Answers have left the coordinator."""
+        if self.world.is_chaos and self.rng.random() < self.faults.client_loss:
+            self.world.fault("client replies lost")
+        else:
+            self.world.after(self.world.travel_us(self.rng), self._receive, request, rows)
+
+    def _receive(self, request: Request, rows: list[int]) -> None:
+        for row in rows:
+            request.missing.pop(row, None)
+        if request in self.open and not request.missing:
+            del self.open[request]
+            if self.waits and self.to_ask:
+                self.world.after(1 + self.rng.randrange(5_000), self.ask)
+            if self.faults.impatience and request.source is None and self.rng.random() < 0.2:
+                self._ask_again(request)
+
+    def _ask_again(self, request: Request) -> None:
+        """For an answer that it has; or with another call, which is refused."""
+        row = self.rng.randrange(len(request.calls))
+        call, request_id = request.calls[row], id_of(request.ids, row)
+        if self.rng.random() < 0.5 or row in request.bad:
+            token = self.world.new_token(lambda answers: None)
+            self.world.probe("asked again after the answer")
+        else:
+            other = self.world.workload.call(self.rng)
+            if repr(other) == repr(call):
+                return
+            call, token = other, self.world.new_token(lambda answers: None, is_misuse=True)
+            self.world.probe("request id used for another call")
+        self.world.after(self.world.travel_us(self.rng), self.world.submit, token, [request_id], [call], None)

@@ -1,0 +1,86 @@
+"""What happened, as seen from outside: who asked what and when, and every answer that ever left.
+
+Instants are numbers of one counter, so two of them are never the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.wire.messages import Answers, Failure, id_of
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Row:
+    """One request."""
+
+    __slots__ = ("answered", "call", "data", "epoch", "failure", "is_bad", "request_id", "result", "sent", "tid")
+
+    def __init__(self, request_id: str, call: tuple[Any, ...], sent: int, is_bad: bool) -> None:
+        self.request_id, self.call, self.sent = request_id, call, sent
+        self.is_bad = is_bad  # it is to be refused
+        self.answered = 0  # when its first answer left
+        self.data = b""  # the answer as bytes
+        self.tid: int | None = None
+        self.epoch: int | None = None
+        self.result: Any = None
+        self.failure: Failure | None = None
+
+    @property
+    def status(self) -> str:
+        if not self.answered:
+            return "unanswered"
+        return "ok" if self.failure is None else "refused" if self.tid is None else "aborted"
+
+
+class Look:
+    """One question for state, and what was found."""
+
+    __slots__ = ("asked", "entities", "found", "key", "operator")
+
+    def __init__(self, operator: str | None, key: Any, asked: int) -> None:
+        self.operator, self.key, self.asked = operator, key, asked
+        self.found = 0
+        self.entities: list[Any] = []
+
+
+class History:
+    def __init__(self, unseal: Callable[[Any], Any], violate: Callable[[str], None]) -> None:
+        self.unseal, self.violate = unseal, violate
+        self.instant = 0
+        self.rows: dict[str, Row] = {}
+        self.looks: list[Look] = []
+        self.repeats = 0  # answers for a request that had been answered before
+
+    def now(self) -> int:
+        self.instant += 1
+        return self.instant
+
+    def ask(self, request_id: str, call: tuple[Any, ...], is_bad: bool) -> None:
+        if request_id not in self.rows:
+            self.rows[request_id] = Row(request_id, call, self.now(), is_bad)
+
+    def answer(self, answers: Answers) -> None:
+        """Answers leave. Whatever an id was told before, it is told again."""
+        for at, (tid, epoch, result) in enumerate(zip(answers.tids, answers.epochs, answers.results, strict=True)):
+            request_id, failure = id_of(answers.ids, at), answers.failures.get(at)
+            row = self.rows.get(request_id)
+            if row is None:
+                self.violate(f"an answer for {request_id!r}, which nobody asked")
+                continue
+            data = _encode((tid, epoch, result, failure))
+            if row.answered:
+                self.repeats += 1
+                if data != row.data:
+                    self.violate(f"{request_id} was answered {row.data!r}, and then {data!r}")
+                continue
+            row.answered, row.data = self.now(), data
+            row.tid, row.epoch, row.failure, row.result = tid, epoch, failure, self.unseal(result)
+
+    def in_order(self) -> list[Row]:
+        """What was logged, in the order of the log."""
+        return sorted((row for row in self.rows.values() if row.tid is not None), key=lambda row: row.tid or 0)

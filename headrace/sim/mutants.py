@@ -1,0 +1,254 @@
+"""Planted mistakes: each is one that a tired engineer could make in the core. The simulator must catch every one.
+
+A mutant replaces one attribute of the production code while it is planted. What is caught proves that somebody watches;
+what is not caught would show a hole in the checks, not in the core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from headrace.core import alone, chain, channel, coordinator, exchange, ingress, ordered, worker
+from headrace.sim.run import simulate
+from headrace.wire.messages import Body, Frame
+
+
+class Mutant(NamedTuple):
+    name: str
+    where: Any
+    attribute: str
+    plant: Callable[[Any], Any]  # makes the wrong one of the right one
+    also: tuple[Any, ...] = ()  # modules that have imported it by name
+
+
+@contextlib.contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    right = getattr(mutant.where, mutant.attribute)
+    wrong = mutant.plant(right)
+    places = (mutant.where, *mutant.also)
+    for place in places:
+        setattr(place, mutant.attribute, wrong)
+    try:
+        yield
+    finally:
+        for place in places:
+            setattr(place, mutant.attribute, right)
+
+
+def caught_by(mutant: Mutant, seeds: range) -> int | None:
+    """The first of these seeds that shows it."""
+    with planted(mutant):
+        for seed in seeds:
+            try:
+                if not simulate(seed).is_clean:
+                    return seed
+            except Exception:  # so wrong that the simulator itself cannot cope
+                return seed
+    return None
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+
+
+def takes_duplicates(right: Any) -> Any:
+    def receive(self: channel.Channels, now_us: int, frame: Frame) -> Body | None:
+        body: Body | None = right(self, now_us, frame)
+        is_ours = frame.term == self.term and frame.to == self.me
+        if body is None and is_ours and frame.sequence <= self.peer(frame.source).received:
+            return frame.body
+        return body
+
+    return receive
+
+
+def takes_gaps(right: Any) -> Any:
+    def receive(self: channel.Channels, now_us: int, frame: Frame) -> Body | None:
+        if frame.term == self.term and frame.to == self.me and frame.body is not None:
+            peer = self.peer(frame.source)
+            peer.received = max(peer.received, frame.sequence - 1)
+        body: Body | None = right(self, now_us, frame)
+        return body
+
+    return receive
+
+
+def takes_old_terms(right: Any) -> Any:
+    def receive(self: channel.Channels, now_us: int, frame: Frame) -> Body | None:
+        if frame.term < self.term:
+            frame = Frame(self.term, frame.source, frame.to, frame.sequence, 0, frame.body)
+        body: Body | None = right(self, now_us, frame)
+        return body
+
+    return receive
+
+
+def never_resends(right: Any) -> Any:
+    def upkeep(self: channel.Channels, now_us: int) -> list[Any]:
+        return [send for send in right(self, now_us) if send.frame.body is None]
+
+    return upkeep
+
+
+# --- ingress ----------------------------------------------------------------------------------------------------------
+
+
+def knows_no_ids(right: Any) -> Any:
+    return lambda self, ids, first, count: True
+
+
+def any_call_will_do(right: Any) -> Any:
+    return lambda self, epoch, at, row: True
+
+
+# --- coordinator ------------------------------------------------------------------------------------------------------
+
+
+def settles_unheard(right: Any) -> Any:
+    def has_settled(self: Any, flight: Any) -> bool:
+        if flight.is_lone:
+            return bool(right(self, flight))
+        return len(flight.idle) >= self.workers
+
+    return has_settled
+
+
+def settles_without_shares(right: Any) -> Any:
+    def has_settled(self: Any, flight: Any) -> bool:
+        return bool(flight.shares) if flight.is_lone else bool(right(self, flight))
+
+    return has_settled
+
+
+def keeps_the_term(right: Any) -> Any:
+    def begin(self: channel.Channels, term: int) -> None:
+        right(self, term if self.me or term == 1 else self.term)
+
+    return begin
+
+
+def forgets_the_log(right: Any) -> Any:
+    def recover(self: Any, now_us: int, worker: int, effects: list[Any]) -> None:
+        self.log = [epoch for epoch in self.log if epoch.phase != "final"]
+        right(self, now_us, worker, effects)
+
+    return recover
+
+
+def copies_too_early(right: Any) -> Any:
+    def copied(self: Any, entities: Any) -> None:
+        right(self, entities[1:])
+
+    return copied
+
+
+def aliases_the_copy(right: Any) -> Any:
+    def copied(self: Any, entities: Any) -> None:
+        log = list(self.log)
+        right(self, entities)
+        self.log = log  # what the copy holds is run again
+
+    return copied
+
+
+def spares_the_poisoned(right: Any) -> Any:
+    def suspect(self: Any, tid: int) -> None:
+        right(self, tid)
+        self.poisoned.discard(tid)
+
+    return suspect
+
+
+# --- ordered execution ------------------------------------------------------------------------------------------------
+
+
+def repairs_nobody(right: Any) -> Any:
+    def ripple(self: Any, call: Any, links: Any, at: int) -> None:
+        if at + 1 == len(links):
+            right(self, call, links, at)
+
+    return ripple
+
+
+def shows_aborted_writes(right: Any) -> Any:
+    return lambda links, at, tid, aborted: right(links, at, tid, set())
+
+
+def says_one_is_true(right: Any) -> Any:
+    return lambda one, other: bool(one == other)
+
+
+def cancels_nothing(right: Any) -> Any:
+    return lambda self, part, tid, place: None
+
+
+def hears_no_mending(right: Any) -> Any:
+    return lambda self, part, tid, place, worker: None
+
+
+def revives_nobody(right: Any) -> Any:
+    return lambda self, part, tid: None
+
+
+def answers_once(right: Any) -> Any:
+    """A result that changes is not told."""
+
+    def answered(self: Any, part: Any, tid: int, place: bytes, n: int, attempt: int, result: Any) -> None:
+        call = part.calls.get(tid, {}).get(place)
+        if call is not None and call.frame is not None and n in call.frame.answers:
+            return
+        right(self, part, tid, place, n, attempt, result)
+
+    return answered
+
+
+def last_failure_wins(right: Any) -> Any:
+    def report(self: Any, now_us: int, number: int, progress: Any, effects: list[Any]) -> None:
+        part = self.ordered.parts.get(number)
+        if part is not None:
+            for tid, failures in part.failures.items():
+                part.failures[tid] = {min(failures): failures[max(failures)]}
+        right(self, now_us, number, progress, effects)
+
+    return report
+
+
+def reports_while_busy(right: Any) -> Any:
+    return lambda self, part: part.at == len(part.rows)
+
+
+def lends_the_latest(right: Any) -> Any:
+    return lambda self, entity, tid: right(self, entity, 1 << 60)
+
+
+def installs_nothing(right: Any) -> Any:
+    return lambda self: right(self)[1:]
+
+
+MUTANTS = (
+    Mutant("channels take duplicates", channel.Channels, "receive", takes_duplicates),
+    Mutant("channels do not mind gaps", channel.Channels, "receive", takes_gaps),
+    Mutant("channels take old terms", channel.Channels, "receive", takes_old_terms),
+    Mutant("what is lost is not sent again", channel.Channels, "upkeep", never_resends),
+    Mutant("request ids are not remembered", ingress.Ledger, "claim", knows_no_ids),
+    Mutant("a request id may come with another call", coordinator.Coordinator, "_same_call", any_call_will_do),
+    Mutant("an epoch settles without comparing counters", coordinator.Coordinator, "_has_settled", settles_unheard),
+    Mutant("a lone epoch settles on any share", coordinator.Coordinator, "_has_settled", settles_without_shares),
+    Mutant("a recovery begins no new term", channel.Channels, "begin", keeps_the_term),
+    Mutant("a recovery forgets epochs that were final", coordinator.Coordinator, "_recover", forgets_the_log),
+    Mutant("a copy of the state lacks an entity", coordinator.Coordinator, "_copied", copies_too_early),
+    Mutant("what a copy holds is run again", coordinator.Coordinator, "_copied", aliases_the_copy),
+    Mutant("who overran gets another chance for ever", coordinator.Coordinator, "_suspect", spares_the_poisoned),
+    Mutant("those above a late call are not repaired", ordered.OrderedExecutor, "_ripple", repairs_nobody),
+    Mutant("aborted writes are seen", chain, "value_before", shows_aborted_writes, (ordered, worker, exchange)),
+    Mutant("1 is True", chain, "same", says_one_is_true, (ordered, coordinator, alone, exchange)),
+    Mutant("cancelled calls stay", ordered.OrderedExecutor, "cancel", cancels_nothing),
+    Mutant("a failure that was mended stays", ordered.OrderedExecutor, "mended", hears_no_mending),
+    Mutant("an abort is never taken back", ordered.OrderedExecutor, "revive", revives_nobody),
+    Mutant("an answer that changes is not heard", ordered.OrderedExecutor, "answered", answers_once),
+    Mutant("the last failure wins", worker.Worker, "_report", last_failure_wins),
+    Mutant("a busy worker says it is idle", ordered.OrderedExecutor, "is_idle", reports_while_busy),
+    Mutant("who runs alone sees the future", worker.Worker, "_state_below", lends_the_latest),
+    Mutant("a write of a run alone is lost", alone.RunAlone, "writes", installs_nothing),
+)

@@ -1,0 +1,143 @@
+"""The parameters of a run, all drawn from one number: which faults there are and how strong, and how small the limits.
+
+Each class of faults is there with a probability of about 0.6, so that runs differ in kind: a bug that needs calm in one
+place and trouble in another is not drowned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+from headrace.config import Config
+
+PRESENT = 0.6
+
+WORKLOADS = ("bank", "append", "programs", "programs")
+MODES = ("auto", "auto", "serial", "ordered", "ordered", "ordered")
+
+
+@dataclasses.dataclass(frozen=True)
+class Faults:
+    """Strengths; 0 where a class is not there."""
+
+    loss: float = 0.0  # of frames, probability
+    duplication: float = 0.0
+    tail: float = 0.0  # of frames that take much longer, probability
+    reordering: bool = False
+    echoes: int = 0  # old frames that come again, of this term or an older one
+    silences: int = 0  # links that hold everything back, then deliver it at once
+    partitions: int = 0
+    crashes: int = 0
+    crash_again: float = 0.0  # probability that a worker crashes while it recovers
+    pauses: int = 0  # nodes that stop for a while; those that were replaced meanwhile wake up as zombies
+    false_alarms: int = 0  # workers taken for lost that are well
+    clocks: bool = False  # off by up to 500 ms, and drifting
+    client_loss: float = 0.0  # of requests and replies
+    impatience: bool = False  # clients that ask again soon, in other batches
+    rescales: int = 0
+    reads: int = 0
+    misbehaviour: bool = False  # functions that overrun, do not await, return what cannot be encoded
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    seed: int
+    workload: str = "bank"
+    transactions: int = 40
+    clients: int = 2
+    workers: int = 2
+    mode: str = "auto"
+    chaos_us: int = 500_000
+    delay_us: int = 200
+    config: Config = dataclasses.field(default_factory=Config)
+    faults: Faults = dataclasses.field(default_factory=Faults)
+    tiny: tuple[str, ...] = ()  # the limits that are tiny in this run
+    only: tuple[int, ...] | None = None  # of the transactions, as they are drawn, only these
+
+    def rng(self, concern: str) -> random.Random:
+        """A generator of its own for each concern: one more draw in one place changes nothing in another."""
+        return random.Random(f"headrace {self.seed} {concern}")
+
+    def described(self) -> dict[str, Any]:
+        """What `headrace sim --seed` prints: only what is not as usual."""
+        usual, config = Config(), dataclasses.asdict(self.config)
+        faults = {name: value for name, value in dataclasses.asdict(self.faults).items() if value}
+        return {
+            **{name: getattr(self, name) for name in ("workload", "transactions", "clients", "workers", "mode")},
+            "chaos_us": self.chaos_us,
+            "delay_us": self.delay_us,
+            "only": self.only,
+            "config": {name: value for name, value in config.items() if value != getattr(usual, name)},
+            "faults": faults,
+        }
+
+
+TINY: dict[str, tuple[int, ...]] = {  # limits, and what they may be where they are tiny
+    "epoch_transactions_max": (1, 2, 5),
+    "epochs_in_flight_max": (1, 3),
+    "window_frames_max": (1, 2),
+    "entities_per_frame_max": (1, 3),
+    "slice_calls_max": (1, 2),
+    "calls_max": (2, 5),
+    "depth_max": (1, 2),
+    "replay_transactions_max": (1, 7),
+    "shards": (1, 3),
+}
+
+
+def draw(seed: int) -> Parameters:
+    rng = random.Random(f"headrace {seed} parameters")
+
+    def there(strength: Any, otherwise: Any = 0) -> Any:
+        """Both are drawn, whether it is there or not: the draws after it stay the same."""
+        return strength if rng.random() < PRESENT else otherwise
+
+    faults = Faults(
+        loss=there(rng.uniform(0.0, 0.3), 0.0),
+        duplication=there(rng.uniform(0.0, 0.5), 0.0),
+        tail=there(rng.uniform(0.0, 0.3), 0.0),
+        reordering=there(True, False),
+        echoes=there(rng.randint(1, 20)),
+        silences=there(rng.randint(1, 3)),
+        partitions=there(rng.randint(1, 3)),
+        crashes=there(rng.randint(1, 3)),
+        crash_again=there(rng.uniform(0.0, 0.5), 0.0),
+        pauses=there(rng.randint(1, 3)),
+        false_alarms=there(rng.randint(0, 2)),
+        clocks=there(True, False),
+        client_loss=there(rng.uniform(0.0, 0.3), 0.0),
+        impatience=there(True, False),
+        rescales=there(rng.randint(1, 3)),
+        reads=there(rng.randint(1, 4)),
+        misbehaviour=there(True, False),
+    )
+    if rng.random() < 0.1:
+        faults = Faults()  # a calm day
+    limits: dict[str, int] = {
+        "epoch_transactions_max": rng.choice((4, 10, 1000)),
+        "epoch_interval_us": rng.choice((0, 0, 500, 5_000)),
+        "resend_us": rng.choice((5_000, 20_000, 50_000)),
+        "silence_us_max": rng.choice((40_000, 150_000)),
+        "wall_limit_us": rng.choice((20_000, 100_000)),
+        "shards": rng.choice((8, 64)),
+        "predict_after_runs": rng.choice((1, 2, 5, 16)),
+    }
+    chosen = {name: rng.choice(values) for name, values in TINY.items()}
+    tiny = tuple(name for name in TINY if rng.random() < 0.25)
+    limits |= {name: chosen[name] for name in tiny}
+    mode, workers = rng.choice(MODES), rng.choice((1, 2, 2, 3, 3, 4, 5))
+    return Parameters(
+        seed=seed,
+        workload=rng.choice(WORKLOADS),
+        transactions=rng.randint(20, 80),
+        clients=rng.randint(1, 4),
+        workers=1 if mode == "serial" else min(workers, limits["shards"]),
+        mode=mode,
+        chaos_us=rng.choice((50_000, 200_000, 500_000)),
+        delay_us=rng.choice((50, 200, 1_000)),
+        config=Config(**limits),
+        faults=faults,
+        tiny=tiny,
+    )

@@ -1,0 +1,197 @@
+"""One run from one number: chaos, then heal and answer everything in bounded virtual time, then check."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from headrace.sim.check import check_history
+from headrace.sim.clients import Client
+from headrace.sim.nemesis import Nemesis
+from headrace.sim.oracle import Oracle
+from headrace.sim.parameters import Parameters, draw
+from headrace.sim.workload import Call, Workload
+from headrace.sim.workloads import WORKLOADS
+from headrace.sim.world import Broken, World
+
+PROBES = (  # what some runs must have seen, or the others prove little
+    "aborted",
+    "alone",
+    "asked again after the answer",
+    "copies of the state",
+    "failure aborted",
+    "failure bad_call",
+    "failure bad_value",
+    "failure limit_reached",
+    "failure poisoned",
+    "lone transactions",
+    "ok",
+    "predicted",
+    "recoveries",
+    "refused",
+    "repaired",
+    "repeated answers",
+    "request id used for another call",
+    "rescaled",
+    "state read while others run",
+    "zombies spoke",
+)
+METRICS = {  # those that the coordinator counts
+    "alone": "alone",
+    "lone transactions": "lone",
+    "predicted": "predicted",
+    "recoveries": "recoveries",
+    "repaired": "ran_again",
+}
+PATIENCE_US = 60_000_000  # of virtual time, once everything is well
+
+
+Batches = list[list[Call]]
+
+
+class Report(msgspec.Struct):
+    """What came of a run."""
+
+    seed: int
+    parameters: dict[str, Any]
+    violations: list[str]
+    faults: dict[str, int]
+    probes: dict[str, int]
+    digest: str
+    events: int
+    effects: int
+    transactions: int
+    virtual_us: int
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.violations
+
+
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Report:
+    return run(draw(seed), trace)
+
+
+def run(parameters: Parameters, trace: Callable[[str], None] | None = None) -> Report:
+    return Run(parameters, trace).report()
+
+
+class Run:
+    """One world, with its clients and its nemesis."""
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        trace: Callable[[str], None] | None = None,
+        script: Callable[[Workload], list[Batches]] | None = None,
+    ) -> None:
+        """`script` says what each client asks for; without it, that is drawn."""
+        rng = parameters.rng("workload")
+        self.parameters = parameters
+        self.workload = WORKLOADS[parameters.workload](rng, parameters.faults.misbehaviour)
+        self.world = World(parameters, self.workload, trace)
+        self.nemesis = Nemesis(self.world, parameters.rng("nemesis"))
+        batches = self._batches(rng) if script is None else script(self.workload)
+        self.clients = [
+            Client(self.world, number, calls, parameters.rng(f"client {number}"))
+            for number, calls in enumerate(batches)
+        ]
+
+    def _batches(self, rng: random.Random) -> list[Batches]:
+        batches: list[Batches] = [[] for _ in range(self.parameters.clients)]
+        left, only = self.parameters.transactions, self.parameters.only
+        while left > 0:
+            size = min(left, rng.choice((1, 1, 2, 3, 6, 12)))
+            calls = [self.workload.call(rng) for _ in range(size)]
+            if only is not None:
+                first = self.parameters.transactions - left
+                calls = [call for at, call in enumerate(calls, start=first) if at in only]
+            rng.choice(batches).append(calls)
+            left -= size
+        return [[calls for calls in of_client if calls] for of_client in batches]
+
+    def report(self) -> Report:
+        try:
+            self.go()
+        except Broken as error:
+            why = error.__cause__
+            where = "".join(traceback.format_exception(why)[-2:]).strip() if why is not None else ""
+            self.world.violate(f"broken: {error} {where}")
+        return self.described()
+
+    def go(self) -> None:
+        world = self.world
+        world.begin()
+        self.nemesis.begin()
+        for client in self.clients:
+            client.begin()
+        end_us = world.now_us + self.parameters.chaos_us
+        world.run(lambda: False, end_us)
+        world.now_us = max(world.now_us, end_us)
+        self.nemesis.heal()
+        if not self._wait_for_all():
+            return
+        last = self.workload.last_calls()
+        if last:
+            self.clients.append(Client(world, len(self.clients), [last], self.parameters.rng("last client")))
+            self.clients[-1].begin()
+            if not self._wait_for_all():
+                return
+        look = world.read(None, None)
+        self._within_patience(lambda: look.found > 0, "the state was not found")
+        if world.violations:
+            return
+        self._within_patience(lambda: not world.heap, "it does not come to rest")
+        self.check()
+
+    def _wait_for_all(self) -> bool:
+        world = self.world
+        self._within_patience(lambda: all(client.is_done for client in self.clients), "requests were not answered")
+        self._within_patience(lambda: not world.tokens, "questions were not answered")
+        return not world.violations
+
+    def _within_patience(self, until: Callable[[], bool], what: str) -> None:
+        world = self.world
+        if not world.violations and not world.run(until, world.now_us + PATIENCE_US):
+            world.violate(f"not live: {what} in {PATIENCE_US // 1_000_000} seconds after all was well")
+
+    def check(self) -> None:
+        world, config = self.world, self.parameters.config
+        values = world.coordinator.core.program.values
+        oracle = Oracle(values, config.calls_max, config.depth_max)
+        world.violations += check_history(world.history, self.workload, oracle, values)
+
+    def described(self) -> Report:
+        world = self.world
+        return Report(
+            seed=self.parameters.seed,
+            parameters=self.parameters.described(),
+            violations=world.violations,
+            faults=dict(sorted(world.faults.items())),
+            probes=dict(sorted(self.probes().items())),
+            digest=world.digest.hexdigest(),
+            events=world.events,
+            effects=world.effects,
+            transactions=sum(row.tid is not None for row in world.history.rows.values()),
+            virtual_us=world.now_us,
+        )
+
+    def probes(self) -> Counter[str]:
+        """What the run has seen of the protocol."""
+        world = self.world
+        probes = Counter(world.probes)
+        for row in world.history.rows.values():
+            probes[row.status] += 1
+            if row.status == "aborted" and row.failure is not None:
+                probes[f"failure {row.failure.code}"] += 1
+        probes["repeated answers"] = world.history.repeats
+        seen = world.coordinator.core.metrics()
+        for probe, metric in METRICS.items():
+            probes[probe] = seen.get(metric, 0)
+        probes["copies of the state"] = int(world.coordinator.core.copied_tid > 0)
+        return +probes

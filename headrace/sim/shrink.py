@@ -1,0 +1,67 @@
+"""A failing run made smaller: fewer faults, transactions, workers and odd limits, as long as it still fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from headrace.config import Config
+from headrace.sim.parameters import Faults, Parameters
+from headrace.sim.run import Report, run
+
+ATTEMPTS_MAX = 300
+
+
+def shrink(parameters: Parameters, attempts_max: int = ATTEMPTS_MAX) -> tuple[Parameters, Report]:
+    """The smallest that was found, and what came of it. It fails in the same way: with the same first words."""
+    report = run(parameters)
+    if report.is_clean:
+        return parameters, report
+    kind, attempts = kind_of(report), 0
+    is_smaller = True
+    while is_smaller:
+        is_smaller = False
+        for smaller in candidates(parameters):
+            attempts += 1
+            if attempts > attempts_max:
+                return parameters, report
+            found = run(smaller)
+            if not found.is_clean and kind_of(found) == kind:
+                parameters, report, is_smaller = smaller, found, True
+                break
+    return parameters, report
+
+
+def kind_of(report: Report) -> str:
+    words = report.violations[0].split()
+    return " ".join(word for word in words[:12] if word.isalpha())
+
+
+def candidates(parameters: Parameters) -> Iterator[Parameters]:
+    """All that are one step smaller."""
+    replace: Callable[..., Parameters] = dataclasses.replace
+    calm = Faults()
+    for field in dataclasses.fields(Faults):
+        usual = getattr(calm, field.name)
+        if getattr(parameters.faults, field.name) != usual:
+            yield replace(parameters, faults=dataclasses.replace(parameters.faults, **{field.name: usual}))
+    for transactions in (1, 2, 3, 5, 8, parameters.transactions // 2, parameters.transactions - 1):
+        if 0 < transactions < parameters.transactions:
+            yield replace(parameters, transactions=transactions)
+    if parameters.clients > 1:
+        yield replace(parameters, clients=1)
+    for workers in range(1, parameters.workers):
+        yield replace(parameters, workers=workers)
+    usual_config = Config(resend_us=20_000, silence_us_max=150_000, wall_limit_us=100_000)
+    for field in dataclasses.fields(Config):
+        usual = getattr(usual_config, field.name)
+        if getattr(parameters.config, field.name) != usual:
+            yield replace(parameters, config=dataclasses.replace(parameters.config, **{field.name: usual}))
+    kept = tuple(range(parameters.transactions)) if parameters.only is None else parameters.only
+    for size in (len(kept) // 2, len(kept) // 4, 1):
+        for at in range(0, len(kept), size) if size else ():
+            yield replace(parameters, only=kept[:at] + kept[at + size :])
+    for field in dataclasses.fields(Faults):
+        strength = getattr(parameters.faults, field.name)
+        if type(strength) is int and strength > 1:
+            yield replace(parameters, faults=dataclasses.replace(parameters.faults, **{field.name: strength - 1}))

@@ -1,0 +1,49 @@
+"""What the clients ask for: an app, a stream of calls, and what must hold of the replies beside the oracle's word."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from headrace.model.app import App
+
+Call = tuple[Any, ...]  # (function, key, *args)
+
+
+class Spin(BaseException):
+    """Stands for a function that never ends: whoever runs it hears nothing of it any more."""
+
+
+class Hooks:
+    """By which a function tells the world that it overruns."""
+
+    def __init__(self) -> None:
+        self.worker: Any = None  # the one that steps now; None while the oracle runs
+        self.spun: int | None = None  # the TID of the function that overran in this step
+
+    def watch(self, worker: Any) -> None:
+        self.worker, self.spun = worker, None
+
+    def spin(self) -> None:
+        if self.worker is not None and self.spun is None:
+            self.spun = self.worker.running
+        raise Spin
+
+
+class Workload:
+    name = "nothing"
+
+    def __init__(self, app: App) -> None:
+        self.app, self.hooks = app, Hooks()
+
+    def call(self, rng: random.Random) -> Call:
+        """The next request."""
+        raise NotImplementedError
+
+    def last_calls(self) -> list[Call]:
+        """Asked when all others have been answered."""
+        return []
+
+    def check(self, history: Any) -> list[str]:
+        """What is wrong with the rows of a history."""
+        return []

@@ -1,0 +1,450 @@
+"""Bad input and many workers: what is wrong fails with its name, where it is wrong, and harms nobody else.
+
+Twice compared: with one worker, which decides what a failure is called; and with the loop over the good ones alone, as
+those that fail leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace import Abort, App, Config, Context
+from headrace.core import order
+from headrace.core.channel import Received
+from headrace.core.coordinator import Lost
+from headrace.errors import BadMessage, HeadraceError
+from headrace.wire.codec import MESSAGE_BYTES_MAX, decode_frame, encode
+from headrace.wire.messages import Aborted, Alone, Begin, Failed, Final, Frame, Idle, Made, Run, Show, Shown, Traffic
+from tests.cluster import Cluster, check_like, exactly, looped, on, outcome, serially
+
+app = App("bad")
+node = app.operator("node")
+
+
+def part_of(key: Any) -> Any:
+    """A `partition_by` that does not do for every key."""
+    if key == "raises":
+        raise RuntimeError("no part")
+    return {"no key": 1.5, "none": None, "huge": "x" * (2 << 20)}.get(key, key.split("/")[0])
+
+
+parted = app.operator("parted", partition_by=part_of)
+A, B, C = on(1, "a"), on(2, "b"), on(3, "c")
+RING = [A, B, C]
+LIMITS = {"calls_max": 60, "depth_max": 25, "value_bytes_max": 1_000, "key_bytes_max": 100}
+
+
+@node.register
+def add(ctx: Context, amount: int) -> int:
+    ctx.put(ctx.get(0) + amount)
+    return int(ctx.get())
+
+
+@node.register
+def spread(ctx: Context, amount: int) -> int:
+    for key in RING:
+        ctx.call_async(add, key, amount)
+    return add.body(ctx, amount)  # type: ignore[no-any-return]
+
+
+@parted.register
+def keep(ctx: Context, value: Any) -> None:
+    ctx.put(value)
+
+
+@node.register
+async def forever(ctx: Context, at: int) -> None:
+    ctx.put(ctx.get(0) + 1)
+    await ctx.call(forever, RING[at % 3], at + 1)
+
+
+@node.register
+def forever_one_way(ctx: Context, at: int) -> None:
+    ctx.put(ctx.get(0) + 1)
+    ctx.call_async(forever_one_way, RING[at % 3], at + 1)
+
+
+@node.register
+def breed(ctx: Context, at: int) -> None:
+    """More calls with every generation, until the limit."""
+    ctx.put(ctx.get(0) + 1)
+    ctx.call_async(breed, RING[at % 3], at + 1)
+    ctx.call_async(breed, RING[(at + 1) % 3], at + 2)
+
+
+# What a function does wrong -> how it fails.
+WRONGS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "no such operator": (lambda ctx: ctx.call_async("nowhere.add", "k", 1), "unknown_function"),
+    "no such function": (lambda ctx: ctx.call_async("node.nothing", "k", 1), "unknown_function"),
+    "a float for a key": (lambda ctx: ctx.call_async(add, 1.5, 1), "bad_key"),
+    "a key too long": (lambda ctx: ctx.call_async(add, "k" * 101, 1), "bad_key"),
+    "an argument of another type": (lambda ctx: ctx.call_async(add, B, "1"), "bad_arguments"),
+    "an argument too many": (lambda ctx: ctx.call_async(add, B, 1, 1), "bad_arguments"),
+    "an argument too large": (lambda ctx: ctx.call_async(keep, "k/1", "x" * 2_000), "too_large"),
+    "state too large": (lambda ctx: ctx.put(["x" * 600, "x" * 600]), "too_large"),
+    "a result too large": (lambda ctx: "x" * 2_000, "too_large"),
+    "a result that cannot be carried": (lambda ctx: {1, 2}, "bad_value"),
+    "state that cannot be carried": (lambda ctx: ctx.put(object()), "bad_value"),
+    "a call that nobody awaits": (lambda ctx: ctx.call(add, B, 1) and None, "bad_call"),
+    "partition_by raises": (lambda ctx: ctx.call_async(keep, "raises", 1), "bad_key"),
+    "partition_by gives a float": (lambda ctx: ctx.call_async(keep, "no key", 1), "bad_key"),
+    "partition_by gives nothing": (lambda ctx: ctx.call_async(keep, "none", 1), "bad_key"),
+    "partition_by gives too much": (lambda ctx: ctx.call_async(keep, "huge", 1), "bad_key"),
+}
+
+
+@node.register
+def large(ctx: Context, characters: int) -> str:
+    return "x" * characters
+
+
+@node.register
+async def deep(ctx: Context, levels: int, wrong: str) -> Any:
+    """Goes down from worker to worker and does something wrong at the bottom; awaits every second level at least."""
+    ctx.put(ctx.get(0) + 100)
+    if not levels:
+        return WRONGS[wrong][0](ctx)
+    answer = await ctx.call(deep, RING[levels % 3], levels - 1, wrong)
+    ctx.put(ctx.get(0) + 100)
+    return answer
+
+
+@node.register
+def deep_one_way(ctx: Context, levels: int, wrong: str) -> None:
+    ctx.put(ctx.get(0) + 100)
+    ctx.call_async(deep_one_way if levels > 1 else deep, RING[levels % 3], levels - 1, wrong)
+
+
+GOOD: list[Any] = [(spread, A, 1), (spread, B, 10), (add, C, 100), (spread, C, 1_000), (keep, "k/1", 1)]
+
+
+def check_bad_among_good(bad: Any, code: str, seeds: Any = range(4), **config: int) -> None:
+    """The same in every place of an epoch, alone, and predicted or not."""
+    config = LIMITS | config
+    for calls in ([*GOOD[:2], bad, *GOOD[2:]], [bad, *GOOD, bad], [bad]):
+        expected, state = serially(app, calls, **config)
+        good = [call for call in calls if call is not bad]
+        assert [reply for reply in expected if reply[0] == "ok"] == looped(good)[0]
+        assert exactly(state) == exactly(looped(good)[1])
+        check_like((expected, state), app, calls, seeds=seeds, predict_after_runs=1, **config)
+    failure = Cluster(app, 3, **config).run([bad])[0].failure
+    assert failure is not None
+    assert failure.code == code
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [forever, forever_one_way, breed], ids=lambda function: function.name)
+def test_recursion_without_end_meets_its_limit(function: Any) -> None:
+    check_bad_among_good((function, A, 1), "limit_reached")
+
+
+@pytest.mark.parametrize("depth_max", [1, 2, 3, 1_000])
+def test_awaited_recursion_ends_at_the_depth_or_at_the_number_of_calls(depth_max: int) -> None:
+    check_bad_among_good((forever, B, 0), "limit_reached", seeds=range(2), depth_max=depth_max)
+
+
+@pytest.mark.parametrize("form", [deep, deep_one_way], ids=["awaited", "one-way"])
+@pytest.mark.parametrize("wrong", WRONGS)
+def test_what_goes_wrong_deep_in_the_graph_on_another_worker_aborts_by_its_name(wrong: str, form: Any) -> None:
+    levels, code = 4, WRONGS[wrong][1]
+    if form is deep_one_way and wrong.startswith("a result"):
+        assert Cluster(app, 3, **LIMITS).run([(form, A, levels, wrong)])[0].ok, "what one-way calls return is dropped"
+        return
+    check_bad_among_good((form, A, levels, wrong), code, seeds=range(2))
+    failure = Cluster(app, 3, **LIMITS).run([(form, A, levels, wrong)])[0].failure
+    assert failure is not None
+    assert (failure.function, failure.key) == ("node.deep", B), "it says where: at the bottom"
+
+
+@pytest.mark.parametrize("key", ["raises", "no key", "none", "huge"])
+def test_a_key_that_has_no_partition_is_refused_at_the_gate(key: str) -> None:
+    cluster = Cluster(app, 3, **LIMITS)
+    replies = cluster.run([*GOOD, (keep, key, 1)])
+    assert [reply.status for reply in replies] == ["ok"] * 5 + ["refused"]
+    assert replies[-1].failure is not None
+    assert replies[-1].failure.code == "bad_key"
+    assert exactly(cluster.state()) == exactly(looped(GOOD)[1])
+
+
+@node.register
+def fail(ctx: Context, name: str) -> None:
+    raise Abort(f"{name} at {ctx.get(0)}")
+
+
+@node.register
+async def fail_here_and_there(ctx: Context, keys: list[str], awaits: bool) -> None:
+    for name, key in enumerate(keys):
+        ctx.call_async(fail, key, str(name))
+    if awaits:
+        await ctx.call(fail, keys[-1], "awaited")
+
+
+@pytest.mark.parametrize("awaits", [False, True])
+@pytest.mark.parametrize("keys", [[B, A, C], [C, B, A], [A, C, B]], ids=str)
+def test_of_several_failures_the_one_that_comes_first_in_the_loop_is_the_reply(keys: list[str], awaits: bool) -> None:
+    calls = [GOOD[0], (fail_here_and_there, A, keys, awaits), *GOOD[1:], (fail_here_and_there, B, keys, awaits)]
+    check_like(looped(calls), app, calls, predict_after_runs=1)
+
+
+@node.register
+def demand(ctx: Context, least: int) -> None:
+    if ctx.get(0) < least:
+        raise Abort("not enough")
+
+
+@node.register
+def buy(ctx: Context, purse: str, goods: str) -> str:
+    ctx.call_async(add, goods, 1)
+    ctx.call_async(demand, purse, 5)
+    return "bought"
+
+
+@node.register
+def send_add(ctx: Context, to: str, amount: int) -> None:
+    ctx.call_async(add, to, amount)
+
+
+def test_a_failure_that_only_a_run_too_early_met_is_taken_back_everywhere() -> None:
+    """The purse is filled by a lower TID, whose call comes last. Meanwhile the purchase has failed, all have heard of
+    it, and a higher TID has seen the goods without it."""
+    calls = [(send_add, C, A, 5), (buy, B, A, C), (add, C, 10)]
+    cluster = Cluster(app, 3)
+    cluster.settle()
+    cluster.hold((3, 1))
+    cluster.send(calls)
+    cluster.deliver_all()
+    assert cluster.rows(Failed)
+    assert cluster.rows(Aborted)
+    cluster.release()
+    cluster.settle()
+    assert list(map(outcome, cluster.replies[0])) == looped(calls)[0] == [("ok", None), ("ok", "bought"), ("ok", 11)]
+    assert exactly(cluster.state()) == exactly(looped(calls)[1])
+    check_like(looped(calls), app, calls, predict_after_runs=1)
+
+
+def test_results_that_are_together_larger_than_a_frame_are_answered() -> None:
+    """Each of them is within its limit, and so is their number."""
+    count = MESSAGE_BYTES_MAX // Config().value_bytes_max + 1
+    replies = Cluster(app, 2).run([(large, A, Config().value_bytes_max)] * count)
+    assert all(reply.ok for reply in replies)
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+def hand_over(cluster: Cluster, source: int, to: int, body: Any) -> HeadraceError | None:
+    """A message in its turn on its channel, as if the source had sent it: what does the other one say?"""
+    sender = (cluster.coordinator if source == 0 else cluster.workers[source]).channels
+    frame = decode_frame(encode(sender.send(cluster.now_us, to, body).frame))
+    try:
+        cluster._step(to, Received(frame))
+    except HeadraceError as error:
+        return error
+    return None
+
+
+def check_unharmed(cluster: Cluster, before: list[Any]) -> None:
+    """It goes on as if nothing had been."""
+    assert list(map(outcome, cluster.run(GOOD))) == looped(before + GOOD)[0][len(before) :]
+    assert exactly(cluster.state()) == exactly(looped(before + GOOD)[1])
+    cluster.check_left_behind()
+
+
+def running() -> Cluster:
+    """An epoch has run, and another one is on its way."""
+    cluster = Cluster(app, 3)
+    cluster.run(GOOD)
+    cluster.hold((3, 0))
+    cluster.send(GOOD)
+    cluster.deliver_all()
+    assert len(cluster.replies) == 1
+    return cluster
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_frames_of_an_old_term_change_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = Cluster(app, 3, seed=seed)
+    cluster.run(GOOD)
+    cluster.submit(Lost(2))
+    cluster.send(GOOD)
+    old = [frame for frame in cluster.sent if frame.term == 1]
+    assert {type(frame.body) for frame in old} >= {Begin, Run, Idle, Traffic, Final}
+    while cluster.deliver():
+        frame = rng.choice(old)
+        cluster._step(frame.to, Received(frame))
+    cluster.settle()
+    check_unharmed(cluster, GOOD * 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_frames_that_come_twice_or_too_early_or_to_another_change_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = Cluster(app, 3, seed=seed)
+    cluster.run(GOOD)
+    cluster.send(GOOD)
+    while cluster.deliver():
+        frame = rng.choice(cluster.sent)
+        ahead = Frame(frame.term, frame.source, frame.to, frame.sequence + 50, 0, frame.body)
+        newer = Frame(frame.term + 1, 1 + frame.to % 3, frame.to, 1, 0, Final(1))
+        astray = Frame(frame.term, frame.source, (frame.to + 1) % 4, frame.sequence, 0, frame.body)
+        for wrong in (frame, ahead, newer):
+            cluster._step(frame.to, Received(wrong))
+        cluster._step(frame.to, Received(astray))
+    cluster.settle()
+    check_unharmed(cluster, GOOD * 2)
+
+
+def rows_of(frame: bytes, rows: Any) -> bytes:
+    """The same frame with other rows."""
+    message = msgspec.msgpack.decode(frame)
+    message["body"]["rows"] = rows
+    return msgspec.msgpack.encode(message)
+
+
+ROW = [0, 1, b"\x01", 0, "k", [], 0, 0, 0]  # a call, as it travels
+BAD_ROWS: dict[str, Any] = {
+    "no list": 7,
+    "a number for a row": [7],
+    "an empty row": [[]],
+    "of an unknown kind": [[99, *ROW[1:]]],
+    "of no kind": [[None, *ROW[1:]]],
+    "cut short": [ROW[:5]],
+    "with one thing too many": [[*ROW, 1]],
+    "a text for a TID": [[0, "1", *ROW[2:]]],
+    "a number for a place": [[0, 1, 1, *ROW[3:]]],
+    "a text for a function": [[*ROW[:3], "add", *ROW[4:]]],
+    "a number for arguments": [[*ROW[:5], 1, *ROW[6:]]],
+    "a failure that is none": [[3, 1, b"\x01", "no failure"]],
+}
+
+
+@pytest.mark.parametrize("rows", BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_row_of_the_wrong_shape_is_refused_when_it_is_decoded(rows: Any) -> None:
+    frame = encode(Frame(1, 1, 2, 1, 0, Traffic(1, [Made(1, b"\x01", 0, "k", (), 0, 0, 0)])))
+    assert decode_frame(rows_of(frame, [ROW])) == decode_frame(frame)
+    with pytest.raises(BadMessage):
+        decode_frame(rows_of(frame, rows))
+
+
+SPOILT: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "an unknown body": lambda m: m["body"].update(type="gossip"),
+    "a body without its kind": lambda m: m["body"].pop("type"),
+    "another frame": lambda m: m.update(type="calls"),
+    "a field too many": lambda m: m.update(more=1),
+    "a field too many in the body": lambda m: m["body"].update(more=1),
+    "a field missing": lambda m: m.pop("sequence"),
+    "a text for the term": lambda m: m.update(term="1"),
+    "a list for a body": lambda m: m.update(body=[1]),
+    "a text for the epoch": lambda m: m["body"].update(epoch="1"),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_frame_of_an_unknown_kind_or_shape_is_refused(spoil: Any) -> None:
+    message = msgspec.msgpack.decode(encode(Frame(1, 0, 1, 1, 0, Final(1))))
+    assert decode_frame(msgspec.msgpack.encode(message)) == Frame(1, 0, 1, 1, 0, Final(1))
+    spoil(message)
+    with pytest.raises(BadMessage):
+        decode_frame(msgspec.msgpack.encode(message))
+
+
+def test_every_frame_of_a_run_is_refused_when_it_is_cut() -> None:
+    cluster = running()
+    kinds: dict[Any, Frame] = {type(frame.body): frame for frame in cluster.sent}
+    assert set(kinds) >= {Begin, Run, Idle, Traffic, Final}
+    for frame in kinds.values():
+        data = encode(frame)
+        for at in range(len(data)):
+            with pytest.raises(BadMessage):
+                decode_frame(data[:at])
+
+
+IDLE = Idle(2, [0] * 4, [0] * 4, [], {}, [], {}, [])
+MISPLACED: dict[str, tuple[int, int, Any]] = {
+    "a worker gets a report": (0, 1, IDLE),
+    "a worker gets shown state": (0, 1, Shown(1, [])),
+    "a worker begins a term": (2, 1, Begin([1], 1, 1, 0, [])),
+    "a worker gives an epoch": (2, 1, Run(9, "ordered", (1, 1, 1), 0, [], [], None, [], [])),
+    "a worker ends an epoch": (2, 1, Final(2)),
+    "a worker has one run alone": (2, 1, Alone(2, 6, [])),
+    "a worker asks for state": (2, 1, Show(1)),
+}
+
+
+@pytest.mark.parametrize("what", MISPLACED.values(), ids=MISPLACED)
+def test_a_message_from_somebody_who_may_not_send_it_is_refused(what: tuple[int, int, Any]) -> None:
+    cluster = running()
+    assert isinstance(hand_over(cluster, *what), BadMessage)
+    cluster.release()
+    cluster.settle()
+    check_unharmed(cluster, GOOD * 2)
+
+
+IGNORED: dict[str, tuple[int, int, Any]] = {
+    "a report of an epoch that is over": (1, 0, Idle(1, [0] * 4, [1, 0, 0, 0], ["x"], {}, [], {}, [])),
+    "a report of an epoch to come": (1, 0, Idle(9, [0] * 4, [1, 0, 0, 0], ["x"], {}, [], {}, [])),
+    "state that nobody asked for": (1, 0, Shown(99, [("node", A, 666)])),
+}
+
+
+@pytest.mark.parametrize("what", IGNORED.values(), ids=IGNORED)
+def test_the_coordinator_ignores_what_is_of_another_time(what: tuple[int, int, Any]) -> None:
+    cluster = running()
+    assert hand_over(cluster, *what) is None
+    cluster.release()
+    cluster.settle()
+    check_unharmed(cluster, GOOD * 2)
+
+
+def made(tid: int, function: int = 0) -> Made:
+    return Made(tid, order.ROOT + b"\x01\x02", function, A, (1,), 0, 0, 0)
+
+
+OF_ANOTHER_TIME: dict[str, tuple[int, int, Any]] = {
+    "a call of an epoch that is over": (2, 1, Traffic(1, [made(1)])),
+    "an abort in an epoch that is over": (2, 1, Traffic(1, [Aborted(1)])),
+    "the end of an epoch that is over": (0, 1, Final(1)),
+    "the end of an epoch that never was": (0, 1, Final(99)),
+    "a run alone in an epoch that is over": (0, 1, Alone(1, 1, [1, 2, 3])),
+}
+
+
+@pytest.mark.parametrize("what", OF_ANOTHER_TIME.values(), ids=OF_ANOTHER_TIME)
+def test_a_worker_refuses_what_is_of_an_epoch_that_is_over(what: tuple[int, int, Any]) -> None:
+    cluster = running()
+    assert isinstance(hand_over(cluster, *what), BadMessage)
+    cluster.release()
+    cluster.settle()
+    check_unharmed(cluster, GOOD * 2)
+
+
+NONSENSE: dict[str, Any] = {
+    "a function that there is not": made(6, function=9_999),
+    "a negative function": made(6, function=-1),
+    "a TID of another epoch": made(1),
+    "an abort of a TID of another epoch": Aborted(1),
+}
+
+
+@pytest.mark.parametrize("row", NONSENSE.values(), ids=NONSENSE)
+def test_a_worker_refuses_rows_that_make_no_sense(row: Any) -> None:
+    cluster = running()
+    assert isinstance(hand_over(cluster, 2, 1, Traffic(2, [row])), BadMessage)
+    cluster.release()
+    cluster.settle()
+    check_unharmed(cluster, GOOD * 2)
+
+
+def test_a_limit_is_never_the_reason_for_another_transactions_failure() -> None:
+    """Together these are far over each limit; each by itself is within."""
+    calls = [(spread, key, 1) for key in RING] * 30
+    expected = looped(calls)
+    check_like(expected, app, calls, seeds=range(3), calls_max=9, depth_max=1, transaction_bytes_max=10)
