@@ -1,5 +1,7 @@
 """Headrace: transactional stateful functions on live data. The log is the serial order."""
 
+from typing import TYPE_CHECKING, Any
+
 from headrace.config import Config
 from headrace.errors import Abort, Aborted, HeadraceError
 from headrace.model.app import App
@@ -8,13 +10,26 @@ from headrace.model.operator import Function, Operator
 from headrace.runtime.client import Client, Replies, Reply
 from headrace.runtime.inprocess import Runtime
 
+if TYPE_CHECKING:
+    from headrace.runtime.cluster import Cluster
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Cluster":  # only who wants several workers needs ZeroMQ
+        from headrace.runtime.cluster import Cluster
+
+        return Cluster
+    raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+
 
 __all__ = [
     "Abort",
     "Aborted",
     "App",
     "Client",
+    "Cluster",
     "Config",
     "Context",
     "Function",

@@ -92,9 +92,9 @@ class Cluster(Fleet):
     def release(self, *links: Link) -> None:
         self.held.difference_update(links or set(self.held))
 
-    def deliver_all(self) -> None:
+    def deliver_all(self, until_answered: bool = False) -> None:
         """All that is under way and not held; the clock stands still."""
-        while self.deliver():
+        while not (until_answered and self.replies) and self.deliver():
             pass
 
     def _apply(self, node: int, effects: list[Any]) -> None:

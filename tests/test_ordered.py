@@ -71,8 +71,9 @@ def run_fleet(
         elif isinstance(effect, Found):
             state = {(name, key): program.values.unseal(value) for name, key, value in effect.entities}
     for worker in fleet.workers.values():
-        assert not worker.progress and not worker.ordered.parts and not worker.early, "an epoch was left behind"
-        assert not any(worker.ordered.chains.values()) and not worker.ordered.aborted
+        left = [worker.progress, worker.ordered.parts, worker.early, worker.ordered.aborted]
+        assert not any(left), "an epoch was left behind"
+        assert not any(worker.ordered.chains.values()), "a chain was left behind"
     return [reply for token in sorted(answers) for reply in answers[token]], state, fleet.coordinator.metrics()
 
 

@@ -99,7 +99,7 @@ def run(cluster: Cluster, form: Form, parts: Parts, keys: int, number: int) -> M
 
 
 def send(cluster: Cluster, function: Function, parts: Parts) -> tuple[list[Answers], float, Stopwatch]:
-    """All batches in their order, a few of them under way at a time. Returns the answers, the time, and each batch's."""
+    """All batches in their order, a few under way at a time. Returns the answers, the time, and each batch's time."""
     admission, client, batches = cluster.admission, cluster.client, Stopwatch()
     pending: deque[tuple[float, Any]] = deque()
     answers = []

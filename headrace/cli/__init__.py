@@ -144,7 +144,7 @@ def bench_ycsb(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     save: Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")] = None,
 ) -> None:
-    """YCSB-T: transfers between accounts. One worker: against a bare loop over a dict with undo; several: against one."""
+    """YCSB-T: transfers between accounts. One worker against a bare loop over a dict with undo; several against one."""
     from headrace.bench import harness, ycsb
 
     if workers > 1:
@@ -158,6 +158,22 @@ def bench_ycsb(
     with harness.progress("YCSB-T", total=transactions * repeats * len(ycsb.FORMS)) as advance:
         result = ycsb.ycsb(keys, zipf, transactions, repeats, advance)
     finish(result, ycsb.summary(result), as_json, save)
+
+
+@bench.command("epochs")
+def bench_epochs(
+    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of 1,000 transfers per case.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    save: Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")] = None,
+) -> None:
+    """Where an epoch's time and messages go when it is spread over workers."""
+    from headrace.bench import epochs as breakdown
+    from headrace.bench import harness
+
+    with harness.progress("epochs", total=breakdown.CASES) as advance:
+        result = breakdown.breakdown(keys, epochs, advance)
+    finish(result, breakdown.summary(result), as_json, save)
 
 
 def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -30,22 +30,28 @@ order_of = attrgetter("order")
 encode = msgspec.msgpack.Encoder().encode
 
 NOT_YET: Any = object()  # no result so far
+NOTHING: dict[Any, Any] = {}  # stands for any dict that most never need; never written to
+
+
+class Caller(NamedTuple):
+    """Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
+
+    worker: int
+    size: int
+    depth: int
+    attempt: int
 
 
 class Call:
     """A call of a transaction, on the worker that owns its entity. Most calls run once, in their turn: what only others
     need has its default in the class."""
 
-    __slots__ = ("__dict__", "args", "entry", "key", "made", "new", "order", "read", "result", "seen")
+    __slots__ = ("__dict__", "args", "caller", "entry", "key", "made", "new", "order", "read", "result", "seen")
 
     deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
     failure: Failure | None = None
     failed_at = b""
     frame: Frame | None = None  # of a coroutine that has awaited something
-    caller_worker = 0  # of an awaited call: who waits for the answer,
-    caller_size = 0  # how long the caller's place is,
-    depth = 0  # how many wait above,
-    attempt = 0  # and which try this is
     answered: Any = NOT_YET  # what the caller was told
     is_linked = False  # is it in its entity's chain?
     is_queued = False  # is it going to be looked at?
@@ -54,6 +60,7 @@ class Call:
 
     def __init__(self, order: Order, entry: Entry, key: Key, args: Args) -> None:
         self.order, self.entry, self.key, self.args = order, entry, key, args
+        self.caller: Caller | None = None  # if somebody awaits it
         self.seen: Any = None  # the entity's sealed state before
         self.new: Any = None  # and after
         self.read = True  # whether what it saw matters
@@ -78,7 +85,7 @@ class Ran(Call):
     ) -> None:
         self.order, self.entry, self.key, self.args = order, entry, key, args
         self.seen, self.new, self.read, self.result = seen, new, read, result
-        self.made = None
+        self.caller = self.made = None
 
 
 class Segment:
@@ -118,14 +125,21 @@ class Frame:
     def __init__(self) -> None:
         self.awaited: list[int] = []  # the numbers of the calls it awaited so far
         self.answers: dict[int, Any] = {}  # by the call's number; sealed
-        self.attempts: dict[int, int] = {}  # which answer is the right one, if calls were made anew
-        self.segments: dict[int, Segment] = {}  # what it did after the answer to the call with this number
+        self.attempts: dict[int, int] = NOTHING  # which answer is the right one, for calls that were made anew; else the first
+        self.segments: dict[int, Segment] = NOTHING  # what it did after the answer to the call with this number
         self.coroutine: Any = None  # while it waits
         self.context: Any = None
-        self.queue: list[Any] = []
-        self.unawaited: dict[Any, None] = {}
+        self.queue: list[Any] | None = None
+        self.unawaited = NOTHING
         self.waits_for = 0
         self.is_running = False
+
+    def attempt(self, n: int) -> int:
+        return self.attempts.get(n, 1)
+
+    def make_again(self, n: int) -> None:
+        """The call with this number is made once more: answers to earlier tries do not count."""
+        self.attempts = {**self.attempts, n: self.attempt(n) + 1}
 
 
 def chain_of(call: Call) -> Chain:

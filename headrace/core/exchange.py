@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.core import order
-from headrace.core.chain import NOT_YET, Call, Made, Record, same, same_call, same_target
+from headrace.core.chain import NOT_YET, Call, Caller, Made, Record, same, same_call, same_target
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Predictions
 from headrace.core.program import Args, Entry, Program
@@ -27,6 +27,7 @@ from headrace.wire import messages as wire
 from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended, Revived, Rows
 from headrace.wire.values import Key
 
+NOBODY = Caller(0, 0, 0, 0)
 Start = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 
 
@@ -140,20 +141,23 @@ class Exchange(ABC):
         tid, place = call.order
         is_awaited, entry, key, args = made
         worker = self._owner(entry, key)
-        caller_size = depth = attempt = 0
+        at, caller = order.sent(place, n, self.me) if not is_awaited else order.awaited(place, n, self.me), None
         if is_awaited:
-            at, caller_size, depth = order.awaited(place, n, self.me), len(place), call.depth + 1
-            attempt = call.frame.attempts[n]  # type: ignore[union-attr]
-        else:
-            at = order.sent(place, n, self.me)
+            caller = self._caller(call, n)
         if worker == self.me:
-            return self.arrive(part, tid, at, entry, key, args, self.me, caller_size, depth, attempt)
+            return self.arrive(part, tid, at, entry, key, args, caller)
         if tid not in part.spread:
             part.spread.add(tid)
             if tid in self.aborted and part.owner(tid) == self.me:
                 self._tell_all(part, Aborted(tid))
-        self.tell(part, worker, wire.Made(tid, at, entry.number, key, args, caller_size, depth, attempt))
+        _, size, depth, attempt = caller or NOBODY
+        self.tell(part, worker, wire.Made(tid, at, entry.number, key, args, size, depth, attempt))
         return None
+
+    def _caller(self, call: Call, n: int) -> Caller:
+        """A call, as the caller of its call number `n`."""
+        depth = 1 if call.caller is None else call.caller.depth + 1
+        return Caller(self.me, len(call.order[1]), depth, call.frame.attempt(n))  # type: ignore[union-attr]
 
     def _owner(self, entry: Entry, key: Key) -> int:
         return entry.owners.get(key) or self.shards.owner(entry.operator, key)
@@ -161,6 +165,8 @@ class Exchange(ABC):
     def _cancel(self, part: Part, call: Call, n: int, made: Made) -> None:
         tid, place = call.order
         is_awaited, entry, key, _ = made
+        if is_awaited and call.frame is not None:
+            call.frame.attempts = {**call.frame.attempts, n: call.frame.attempt(n)}
         at = order.awaited(place, n, self.me) if is_awaited else order.sent(place, n, self.me)
         worker = self._owner(entry, key)
         if worker == self.me:
@@ -176,10 +182,7 @@ class Exchange(ABC):
         entry: Entry,
         key: Key,
         args: Args,
-        caller_worker: int = 0,
-        caller_size: int = 0,
-        depth: int = 0,
-        attempt: int = 0,
+        caller: Caller | None,
     ) -> Call | None:
         """A call for one of this worker's entities: a new one, or one that replaces the call at its place. It is
         returned to be run."""
@@ -191,13 +194,12 @@ class Exchange(ABC):
         call = calls.get(place)
         if call is not None:
             if call.entry is entry and type(call.key) is type(key) and call.key == key:
-                call.args, call.attempt = args, attempt
+                call.args, call.caller = args, caller
                 call.answered, call.must_run = NOT_YET, True
                 return call
             self._drop(part, call)
         call = Call((tid, place), entry, key, args)
-        if caller_size:
-            call.caller_worker, call.caller_size, call.depth, call.attempt = caller_worker, caller_size, depth, attempt
+        call.caller = caller
         calls[place] = call
         if len(calls) == 1:
             part.calls[tid] = calls
@@ -236,21 +238,22 @@ class Exchange(ABC):
 
     def _answer(self, part: Part, call: Call) -> None:
         tid, place = call.order
-        caller = place[: call.caller_size]
-        n, _ = order.read_number(place, call.caller_size)
-        if call.caller_worker == self.me:
-            self._later(self.answered(part, tid, caller, n, call.attempt, call.result))
+        worker, size, _, attempt = call.caller or NOBODY
+        n, _ = order.read_number(place, size)
+        if worker == self.me:
+            self._later(self.answered(part, tid, place[:size], n, attempt, call.result))
         else:
-            self.tell(part, call.caller_worker, Answered(tid, caller, n, call.attempt, call.result))
+            self.tell(part, worker, Answered(tid, place[:size], n, attempt, call.result))
 
     def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:
         """An answer has come. Returns the call that awaits it, if it can go on now."""
         call = self.calls_of(part, tid).get(place)
         if call is None and part.predictions and place == order.ROOT:  # that has not started yet
             part.early_answers.setdefault(tid, {})[n] = result
-        if call is None or call.frame is None or call.frame.attempts.get(n) != attempt:
+        frame = None if call is None else call.frame
+        made = None if call is None or type(call.made) is not dict else call.made.get(n)
+        if call is None or frame is None or made is None or not made[0] or frame.attempt(n) != attempt:
             return None  # to a call that was not made after all
-        frame = call.frame
         if n in frame.answers and same(frame.answers[n], result):
             return None
         frame.answers[n] = result
@@ -315,9 +318,9 @@ class Exchange(ABC):
         for row in rows:
             tid = row.tid
             if isinstance(row, wire.Made):
-                size, depth, attempt = row.caller_size, row.depth, row.attempt
-                entry = entries[row.function]
-                self._later(self.arrive(part, tid, row.place, entry, row.key, row.args, source, size, depth, attempt))
+                size, entry = row.caller_size, entries[row.function]
+                caller = Caller(source, size, row.depth, row.attempt) if size else None
+                self._later(self.arrive(part, tid, row.place, entry, row.key, row.args, caller))
             elif isinstance(row, Answered):
                 call = self.answered(part, tid, row.place, row.number, row.attempt, row.result)
                 if call is not None:

@@ -197,6 +197,47 @@ class SerialContext(Context):
         self._queue = self._transaction.queue
 
 
+class OrderedContext(SerialContext):
+    """Notes whether the state was looked at, and keeps merges apart."""
+
+    __slots__ = ("_deltas", "_read", "_tid")
+
+    _deltas: tuple[Any, ...] | None
+    _read: bool
+    _tid: int
+
+    @property
+    def tid(self) -> int:
+        return self._tid
+
+    def get(self, default: Any = None) -> Any:
+        self._read = True
+        state = self._state
+        if type(state) is bytes:
+            return default if state is MISSING else self._values.decode(state)
+        return state
+
+    def put(self, value: Any) -> None:
+        self._deltas = None
+        if type(value) is int and value < HIGH and value > LOW:
+            self._state = value
+        else:
+            self._state = self._seal(value)
+
+    def delete(self) -> None:
+        self._deltas = None
+        self._state = MISSING
+
+    def merge(self, delta: Any) -> None:
+        try:
+            super().merge(delta)
+        except BaseException:
+            self._read = True  # whether it fails depends on the state
+            raise
+        if self._deltas is not None and not self._read:
+            self._deltas = (*self._deltas, self._values.seal(delta))
+
+
 def size_of(sealed: Any) -> int:
     """What a sealed value counts for in a transaction. Numbers are bounded by the number of calls."""
     if type(sealed) is str:

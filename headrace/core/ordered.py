@@ -24,19 +24,16 @@ from typing import Any
 
 from headrace.core import order
 from headrace.core.chain import (
-    NOT_YET,
     Call,
-    Frame,
-    Ran,
     locate,
     value_before,
 )
 from headrace.core.exchange import Part, Start
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
-from headrace.core.program import MISSING, Entry, Program
+from headrace.core.program import Entry, Program
 from headrace.core.repair import Repair
-from headrace.wire.values import HIGH, LOW, Key
+from headrace.wire.values import Key
 
 
 class OrderedExecutor(Repair):
@@ -89,95 +86,30 @@ class OrderedExecutor(Repair):
         return part.at == len(part.rows) and not 0 < lowest <= part.tids[-1]
 
     def _run_rows(self, part: Part, budget: int) -> int:
-        """The hot loop: rows in their order, and what they call here, as long as each is the last of its chain. What is
-        not so simple goes the long way. Returns how many rows were started."""
-        rows, at, heap, transaction = part.rows, part.at, self.heap, self.transaction
-        queue, calls_of, predictions, root = transaction.queue, part.calls, part.predictions, order.ROOT
-        start, stop, ran = at, min(len(rows), at + budget), 0
+        """Rows in their order, and what they call here, as long as each is the last of its chain. What is not so simple
+        goes the long way. Returns how many rows were started."""
+        rows, at, heap, root = part.rows, part.at, self.heap, order.ROOT
+        queue, predictions = self.transaction.queue, part.predictions
+        start, stop = at, min(len(rows), at + budget)
         while at < stop and not (heap and heap[0][0] < rows[at][:2]):
             todo = [rows[at]]
             at += 1
-            for tid, place, entry, key, args in todo:  # which grows
+            for row in todo:  # which grows
+                tid, place, entry, key, args = row
                 if part.overruled and (tid, place) in part.overruled and place is not root:
                     continue
-                chains = entry.chains
-                chain = chains.get(key)
-                if chain is not None and (chain[-1] if type(chain) is list else chain).order[0] >= tid:
-                    self._start(part, (tid, place, entry, key, args))
-                    continue
-                if tid in self.aborted:
-                    self._start(part, (tid, place, entry, key, args))
-                    continue
-                table, context = entry.table, entry.context
-                if transaction.is_marked:
-                    transaction.reset()
-                queue.clear()
-                context.key, context._tid = key, tid
-                context._state = before = table.get(key, MISSING)
-                context._read, context._deltas = False, ()
-                self.running = tid
-                ran += 1
-                is_waiting, awaited, coroutine = False, None, None
-                try:
-                    result = entry.run(*args)
-                    if not entry.is_plain:
-                        coroutine = result
-                        try:
-                            awaited = coroutine.send(None)
-                            is_waiting, result = True, NOT_YET
-                        except StopIteration as returned:
-                            result = returned.value
-                    is_small = type(result) is int and result < HIGH and result > LOW
-                    if place[0] == 1 and not is_small and not is_waiting:  # somebody gets it
-                        result = self.values.seal(result)
-                except BaseException as error:
-                    call = self._registered(part, tid, place, entry, key, args)
-                    self._expect(part, call)
-                    self._link(call, call)
-                    call.must_run = False
-                    self._fail(part, call, 0, before, error, context, None)
-                    continue
-                state = context._state
-                call = Ran((tid, place), entry, key, args, before, state, context._read, result)
-                if chain is None:
-                    chains[key] = call
-                elif type(chain) is list:
-                    chain.append(call)
-                else:
-                    chains[key] = [chain.seen, chain, call]
-                if state is not before:
-                    if state is MISSING:
-                        table.pop(key, None)
+                call = self._run_in_turn(part, tid, place, entry, key, args)
+                if call is None:
+                    self._start(part, row)
+                elif call.frame is None and call.failure is None:
+                    if place[0] == 1 and place is not root:  # predicted, and somebody awaits it
+                        self._complete(part, call, call.result)
                     else:
-                        table[key] = state
-                if not context._read:
-                    if context._deltas:
-                        call.deltas = context._deltas
-                    elif state is before:
-                        call.read = True
-                calls = calls_of.get(tid)
-                if calls is None:
-                    calls_of[tid] = call
-                else:
-                    self._register(part, call)
-                if is_waiting or (place[0] == 1 and place is not root):
-                    self._expect(part, call)
-                    if is_waiting:
-                        self._begin_waiting(part, call, context, coroutine, awaited)
-                    else:
-                        self._complete(part, call, result)
-                    continue
-                if entry.lessons is not None:
-                    self._learn(entry, key, args, queue)
-                if transaction.is_marked:
-                    self._count_marks(part, tid, transaction)
-                if queue or (place is root and entry in predictions):
-                    self._send_on(part, call, todo)
-            if len(todo) * self.workers > self.calls_max:
-                part.suspects.add(todo[0][0])
+                        self._returned(part, call)
+                        if queue or (place is root and entry in predictions):
+                            self._send_on(part, call, todo)
         part.at = at
         self.running = 0
-        self.ran += ran
         return at - start
 
     def _send_on(self, part: Part, call: Call, todo: list[Start]) -> None:
@@ -205,28 +137,6 @@ class OrderedExecutor(Repair):
         for n in told:
             self._later(self._make(part, call, n, (False, *queue[n - 1])))
 
-    def _begin_waiting(self, part: Part, call: Call, context: Any, coroutine: Any, awaited: Any) -> None:
-        """A call has run up to its first await."""
-        before = call.seen
-        try:
-            self._check_await(call, context, awaited)
-        except BaseException as error:
-            self._fail(part, call, 0, before, error, context, coroutine)
-            return
-        n = self._wait(part, call, context, coroutine, awaited)
-        if n and call.frame is not None:
-            before = self._state_after(call, n)
-            self._hand(context, before)
-            self._drive(part, call, context, coroutine, self.values.unseal(call.frame.answers[n]), n, before)
-
-    def _expect(self, part: Part, call: Call) -> None:
-        """What a prediction means for a call that starts: others make its calls too, or await it."""
-        tid, place = call.order
-        if place is order.ROOT:
-            self._predict(part, call)
-        elif place[0] == 1:
-            call.caller_worker, call.caller_size, call.depth, call.attempt = part.owner(tid), 1, 1, 1
-
     def _start(self, part: Part, row: Start) -> None:
         """A row, the long way."""
         tid, place, entry, key, args = row
@@ -235,22 +145,6 @@ class OrderedExecutor(Repair):
         call = self._registered(part, tid, place, entry, key, args)
         self._expect(part, call)
         self._run(part, call)
-
-    def _predict(self, part: Part, call: Call) -> None:
-        """Calls of a root that other workers run without being told count as made."""
-        for template in part.predictions.get(call.entry, ()):
-            made = template.fill(call.key, call.args)
-            if made is not None and self._owner(made[1], made[2]) != self.me:
-                if call.made is None:
-                    call.made = {}
-                call.made[template.n] = made
-                if template.is_awaited:
-                    if call.frame is None:
-                        call.frame = Frame()
-                    call.frame.attempts[template.n] = 1
-                    early = part.early_answers.get(call.order[0])
-                    if early is not None and template.n in early:
-                        call.frame.answers[template.n] = early[template.n]
 
     def lowest(self) -> int:
         """The TID of what is to be done next; 0 if there is nothing."""

@@ -20,9 +20,11 @@ from headrace.core import order
 from headrace.core.chain import (
     NOT_YET,
     Call,
+    Caller,
     Chain,
     Frame,
     Made,
+    Ran,
     Record,
     Segment,
     chain_of,
@@ -33,7 +35,7 @@ from headrace.core.chain import (
 )
 from headrace.core.exchange import Exchange, Part, by_number, same_failure
 from headrace.core.execution import Call as Awaitable
-from headrace.core.execution import SerialContext, Transaction, describe, put_back, size_of
+from headrace.core.execution import OrderedContext, Transaction, describe, put_back, size_of
 from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
@@ -41,47 +43,6 @@ from headrace.wire.messages import Failed, Failure
 from headrace.wire.values import HIGH, LOW, Key, shown
 
 NESTED_MAX = 16
-
-
-class OrderedContext(SerialContext):
-    """Notes whether the state was looked at, and keeps merges apart."""
-
-    __slots__ = ("_deltas", "_read", "_tid")
-
-    _deltas: tuple[Any, ...] | None
-    _read: bool
-    _tid: int
-
-    @property
-    def tid(self) -> int:
-        return self._tid
-
-    def get(self, default: Any = None) -> Any:
-        self._read = True
-        state = self._state
-        if type(state) is bytes:
-            return default if state is MISSING else self._values.decode(state)
-        return state
-
-    def put(self, value: Any) -> None:
-        self._deltas = None
-        if type(value) is int and value < HIGH and value > LOW:
-            self._state = value
-        else:
-            self._state = self._seal(value)
-
-    def delete(self) -> None:
-        self._deltas = None
-        self._state = MISSING
-
-    def merge(self, delta: Any) -> None:
-        try:
-            super().merge(delta)
-        except BaseException:
-            self._read = True  # whether it fails depends on the state
-            raise
-        if self._deltas is not None and not self._read:
-            self._deltas = (*self._deltas, self._values.seal(delta))
 
 
 class Repair(Exchange):
@@ -234,7 +195,7 @@ class Repair(Exchange):
 
     def _sealed(self, call: Call, result: Any) -> Any:
         """What one-way calls return is dropped unseen."""
-        return self.values.seal(result) if call.caller_size or call.order[1] == order.ROOT else None
+        return self.values.seal(result) if call.caller is not None or call.order[1] == order.ROOT else None
 
     def _reset(self, transaction: Transaction) -> None:
         transaction.queue.clear()
@@ -291,38 +252,178 @@ class Repair(Exchange):
         if frame is None:
             frame = call.frame = Frame()
         frame.is_running = True
-        queue.append((awaited.entry, awaited.key, awaited.args, True))
+        entry, key, args = awaited.entry, awaited.key, awaited.args
+        queue.append((entry, key, args, True))
         n = len(queue)
         frame.awaited.append(n)
-        callee = self._await(part, call, frame, n, (True, awaited.entry, awaited.key, awaited.args))
-        if callee is not None:
-            self._run_within(part, call, callee, context)
+        if call.made is None:
+            call.made = {}
+        is_own = self.nested < NESTED_MAX and self._owner(entry, key) == self.me
+        if is_own and n not in call.made and call.order[0] not in part.suspects:
+            if n in frame.attempts:
+                frame.make_again(n)
+            call.made[n] = (True, entry, key, args)
+            self._run_within(part, call, n, context)
+        else:
+            callee = self._await(part, call, frame, n, (True, entry, key, args))
+            if callee is not None:
+                self._queue(callee)
         if n in frame.answers:
             return n
         self._suspend(part, call, frame, n, context, coroutine)
         return 0
 
-    def _run_within(self, part: Part, call: Call, callee: Call, context: OrderedContext) -> None:
-        """A call to an own entity is awaited: run it at once, unless that gets too deep for Python's stack."""
-        if self.nested >= NESTED_MAX or callee.order[0] in part.suspects:
-            self._queue(callee)
-            return
-        transaction = self.transaction
+    def _run_within(self, part: Part, call: Call, n: int, context: OrderedContext) -> None:
+        """The call number `n` is awaited, new, and for an own entity: run it at once."""
+        transaction, frame = self.transaction, call.frame
+        assert frame is not None
         if transaction.is_marked:
             unawaited, transaction.unawaited = transaction.unawaited, {}
             self._count_marks(part, call.order[0], transaction)
         else:
-            unawaited = {}
+            unawaited = None
         queue = transaction.queue.copy()
-        if call.entry.context is context and (callee.entry is call.entry or not callee.entry.is_plain):
+        _, entry, key, args = call.made[n]
+        if call.entry.context is context and (entry is call.entry or not entry.is_plain):
             self._rebind(call.entry)
+        tid, place = call.order
         self.nested += 1
-        self._run(part, callee)
+        callee = self._run_in_turn(part, tid, order.awaited(place, n, self.me), entry, key, args, self._caller(call, n))
+        if callee is None:
+            callee = self._make(part, call, n, call.made[n])
+            if callee is not None:
+                self._run(part, callee)
+        elif callee.frame is None and callee.failure is None:
+            frame.answers[n] = callee.result
+            self._returned(part, callee)
+            if transaction.queue:
+                self._dispatch_sent(part, callee, transaction.queue)
         self.nested -= 1
-        transaction.reset()
+        if transaction.is_marked:
+            transaction.reset()
         transaction.queue[:] = queue
-        transaction.unawaited, transaction.is_marked = unawaited, bool(unawaited)
-        self.running = call.order[0]
+        if unawaited:
+            transaction.unawaited, transaction.is_marked = unawaited, True
+        self.running = tid
+
+    def _run_in_turn(
+        self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
+    ) -> Call | None:
+        """The hot path: run a call that is the last of its chain. If it is not, nothing is done. A call that has not
+        failed and has no frame has just returned; what follows from that is left to the caller of this."""
+        chains = entry.chains
+        chain = chains.get(key)
+        if chain is not None:
+            last = (chain[-1] if type(chain) is list else chain).order
+            if last[0] >= tid and (caller is None or last > (tid, place)):
+                return None
+        if tid in self.aborted:
+            return None
+        table, context, transaction = entry.table, entry.context, self.transaction
+        if transaction.is_marked:
+            transaction.reset()
+        transaction.queue.clear()
+        context.key, context._tid = key, tid
+        context._state = before = table.get(key, MISSING)
+        context._read, context._deltas = False, ()
+        self.running = tid
+        self.ran += 1
+        coroutine, is_waiting, awaited = None, False, None
+        try:
+            result = entry.run(*args)
+            if not entry.is_plain:
+                coroutine = result
+                try:
+                    awaited = coroutine.send(None)
+                    is_waiting, result = True, NOT_YET
+                except StopIteration as returned:
+                    result = returned.value
+            is_small = type(result) is int and result < HIGH and result > LOW
+            if not is_small and not is_waiting and (caller is not None or place[0] == 1):
+                result = self.values.seal(result)  # somebody gets it
+        except BaseException as error:
+            call = self._registered(part, tid, place, entry, key, args)
+            self._expect(part, call, caller)
+            self._link(call, call)
+            call.must_run = False
+            self._fail(part, call, 0, before, error, context, None)
+            return call
+        state = context._state
+        call = Ran((tid, place), entry, key, args, before, state, context._read, result)
+        if chain is None:
+            chains[key] = call
+        elif type(chain) is list:
+            chain.append(call)
+        else:
+            chains[key] = [chain.seen, chain, call]
+        if state is not before:
+            if state is MISSING:
+                table.pop(key, None)
+            else:
+                table[key] = state
+        if not context._read:
+            if context._deltas:
+                call.deltas = context._deltas
+            elif state is before:
+                call.read = True
+        if tid in part.calls:
+            self._register(part, call)
+        else:
+            part.calls[tid] = call
+        if is_waiting:
+            self._expect(part, call, caller)
+            self._begin_waiting(part, call, context, coroutine, awaited)
+        elif caller is not None or (place[0] == 1 and place is not order.ROOT):
+            self._expect(part, call, caller)
+        return call
+
+    def _returned(self, part: Part, call: Call) -> None:
+        """What is noted of a call that returned when it was run in its turn."""
+        if call.entry.lessons is not None:
+            self._learn(call.entry, call.key, call.args, self.transaction.queue)
+        if self.transaction.is_marked:
+            self._count_marks(part, call.order[0], self.transaction)
+        if self.calls_here(part, call.order[0]) * self.workers > self.calls_max:
+            part.suspects.add(call.order[0])
+
+    def _begin_waiting(self, part: Part, call: Call, context: Any, coroutine: Any, awaited: Any) -> None:
+        """A call has run up to its first await."""
+        before = call.seen
+        try:
+            self._check_await(call, context, awaited)
+        except BaseException as error:
+            self._fail(part, call, 0, before, error, context, coroutine)
+            return
+        n = self._wait(part, call, context, coroutine, awaited)
+        if n and call.frame is not None:
+            before = self._state_after(call, n)
+            self._hand(context, before)
+            self._drive(part, call, context, coroutine, self.values.unseal(call.frame.answers[n]), n, before)
+
+    def _expect(self, part: Part, call: Call, caller: Caller | None = None) -> None:
+        """Before a call starts: who awaits it, and which of its calls others make too because they are predicted."""
+        tid, place = call.order
+        if caller is not None:
+            call.caller = caller
+        elif place is order.ROOT:
+            self._predict(part, call)
+        elif place[0] == 1:
+            call.caller = Caller(part.owner(tid), 1, 1, 1)
+
+    def _predict(self, part: Part, call: Call) -> None:
+        """Calls of a root that other workers run without being told count as made."""
+        for template in part.predictions.get(call.entry, ()):
+            made = template.fill(call.key, call.args)
+            if made is not None and self._owner(made[1], made[2]) != self.me:
+                if call.made is None:
+                    call.made = {}
+                call.made[template.n] = made
+                if template.is_awaited:
+                    if call.frame is None:
+                        call.frame = Frame()
+                    early = part.early_answers.get(call.order[0])
+                    if early is not None and template.n in early:
+                        call.frame.answers[template.n] = early[template.n]
 
     def _rebind(self, entry: Entry) -> None:
         """The function's context stays with a call that waits: it gets another one."""
@@ -351,7 +452,8 @@ class Repair(Exchange):
         assert frame is not None
         segment = frame.segments.get(n)
         if segment is None:
-            segment = frame.segments[n] = Segment((call.order[0], order.after(call.order[1], n)), call)
+            segment = Segment((call.order[0], order.after(call.order[1], n)), call)
+            frame.segments = {**frame.segments, n: segment}
         return segment
 
     def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
@@ -386,7 +488,7 @@ class Repair(Exchange):
         if call.failure is not None:
             self._mend(part, call)
         self._dispatch_sent(part, call, transaction.queue)
-        if call.caller_size and not (call.answered is not NOT_YET and same(call.answered, call.result)):
+        if call.caller is not None and not (call.answered is not NOT_YET and same(call.answered, call.result)):
             call.answered = call.result
             self._answer(part, call)
 
@@ -452,7 +554,7 @@ class Repair(Exchange):
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
             raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
-        if call.depth >= self.depth_max:
+        if call.caller is not None and call.caller.depth >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
 
     def _await(self, part: Part, call: Call, frame: Frame, n: int, wanted: Made) -> Call | None:
@@ -464,7 +566,8 @@ class Repair(Exchange):
         if old is not None and same_call(old, wanted):
             return None
         frame.answers.pop(n, None)
-        frame.attempts[n] = frame.attempts.get(n, 0) + 1
+        if old is not None or n in frame.attempts:
+            frame.make_again(n)
         return self._replace(part, call, n, old, wanted)
 
     def _suspend(self, part: Part, call: Call, frame: Frame, n: int, context: OrderedContext, coroutine: Any) -> None:
@@ -488,7 +591,7 @@ class Repair(Exchange):
         frame.coroutine = None
         del part.waiting[call]
         transaction.reset()
-        transaction.queue[:] = frame.queue
+        transaction.queue[:] = frame.queue or ()
         transaction.unawaited, transaction.is_marked = frame.unawaited, bool(frame.unawaited)
         self.ran += 1
         self.running = call.order[0]

@@ -34,6 +34,47 @@ def check_history(history: History, workload: Workload, oracle: Oracle, values: 
     return wrong + workload.check(log)
 
 
+def check_rest(coordinator: Any, workers: dict[int, Any], log: list[Row]) -> list[str]:
+    """When nothing happens any more, nothing is left over: no queue holds anything, and every entity is where it
+    belongs."""
+    wrong = [
+        f"the coordinator has left over {name}: {left!r}"
+        for name in ("flights", "backlog", "gathering", "waiting")
+        if (left := getattr(coordinator, name))
+    ]
+    if len(coordinator.sequencing.open):
+        wrong.append(f"{len(coordinator.sequencing.open)} transactions were never run")
+    aborts = sum(row.failure is not None for row in log)
+    if (coordinator.committed, coordinator.aborted) != (len(log) - aborts, aborts):
+        wrong.append(f"counted {coordinator.committed} and {coordinator.aborted} aborts of {len(log)} and {aborts}")
+    for number, node in {0: coordinator, **workers}.items():
+        for peer, channel in node.channels.peers.items():
+            if channel.unacknowledged or channel.early:
+                left = f"{len(channel.unacknowledged)} frames for {peer} and {len(channel.early)} from it"
+                wrong.append(f"node {number} has {left} left over")
+    if sorted(workers) != list(range(1, coordinator.workers + 1)):
+        wrong.append(f"the workers are {sorted(workers)}, not 1 to {coordinator.workers}")
+    for number, worker in workers.items():
+        ordered = worker.ordered
+        chains = [key for of_operator in ordered.chains.values() for key in of_operator]
+        for name, left in (
+            ("epochs", worker.progress),
+            ("early messages", worker.early),
+            ("parts", ordered.parts),
+            ("calls to repair", ordered.heap),
+            ("aborted", ordered.aborted),
+            ("chains", chains),
+        ):
+            if left:
+                wrong.append(f"worker {number} has left over {name}: {left!r}")
+        for name, table in worker.program.tables.items():
+            operator = worker.program.app.operators[name]
+            strays = [key for key in table if coordinator.shards.owner(operator, key) != number]
+            if strays:
+                wrong.append(f"worker {number} holds {name} {strays!r}, which belong to others")
+    return wrong
+
+
 def check_gate(history: History) -> list[str]:
     """Who should have been refused was, and nobody else."""
     return [

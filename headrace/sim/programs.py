@@ -21,10 +21,12 @@ class Trouble(Exception):
 
 RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit)
 KEYS: tuple[Any, ...] = (*"abcdefgh1", *range(0, 64, 3), b"a", b"1")
+TWINS: tuple[Any, ...] = (1, True, 1.0, 0, False, 0.0, -0.0)  # equal in Python, and yet not the same
 SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1 << 40, 0.0, -0.0, 1.0, "", "a", "é", b"", b"a")
 CALLS = ("call", "send", "guard")
 PLAIN_STEPS = ("get", "get", "put", "put what was read", "append", "delete", "merge", "merge", "raise", "return", "tid")
 SELF = object()  # the key of the entity that calls
+TWIN_STEPS = ("get", "put", "put", "return the state")
 ODD_STEPS = ("spin", "forget", "return a set", "put a set")
 
 
@@ -42,18 +44,20 @@ def mix(acc: int, value: Any) -> int:
     return zlib.crc32(repr((acc, value)).encode())
 
 
-def value_of(rng: random.Random) -> Any:
-    kind = rng.randrange(6)
+def value_of(rng: random.Random, scalars: tuple[Any, ...]) -> Any:
+    kind = rng.randrange(6 if scalars is SCALARS else 20)
     if kind == 0:
-        return [rng.choice(SCALARS) for _ in range(rng.randint(0, 2))]
+        return [rng.choice(scalars) for _ in range(rng.randint(0, 2))]
     if kind == 1:
-        return (rng.choice(SCALARS), [rng.choice(SCALARS)])
+        return (rng.choice(scalars), [rng.choice(scalars)])
     if kind == 2:
-        return {rng.choice(("x", 1, b"x")): rng.choice(SCALARS)}
-    return rng.choice(SCALARS)
+        return {rng.choice(("x", 1, b"x")): rng.choice(scalars)}
+    return rng.choice(scalars)
 
 
-def step_of(rng: random.Random, keys: list[Any], bodies: int, is_odd: bool) -> tuple[Any, ...]:
+def step_of(
+    rng: random.Random, keys: list[Any], scalars: tuple[Any, ...], bodies: int, is_odd: bool
+) -> tuple[Any, ...]:
     if is_odd and rng.random() < 0.06:
         return rng.choice(ODD_STEPS), rng.randint(2, 5)
     if rng.random() < 0.15:  # by its own arguments, so that it can be predicted; where the last is not 0, not always
@@ -74,16 +78,16 @@ def step_of(rng: random.Random, keys: list[Any], bodies: int, is_odd: bool) -> t
             for _ in range(rng.randint(1, 3))
         ]
         return rng.choice(CALLS), *targets
-    kind = rng.choice(PLAIN_STEPS)
+    kind = rng.choice(PLAIN_STEPS if scalars is SCALARS else TWIN_STEPS)
     if kind == "get":
-        return (kind, rng.choice(SCALARS)) if rng.random() < 0.5 else (kind,)
+        return (kind, rng.choice(scalars)) if rng.random() < 0.5 else (kind,)
     if kind == "merge":
-        return kind, rng.randint(-2, 2) if rng.random() < 0.7 else value_of(rng)
+        return kind, rng.randint(-2, 2) if rng.random() < 0.7 else value_of(rng, scalars)
     if kind == "raise":
         return kind, rng.randint(3, 9)
     if kind == "return":
-        return kind, rng.randint(2, 5), value_of(rng)
-    return kind, value_of(rng)
+        return kind, rng.randint(2, 5), value_of(rng, scalars)
+    return kind, value_of(rng, scalars)
 
 
 class Programs(Workload):
@@ -93,9 +97,11 @@ class Programs(Workload):
         app = App("programs")
         super().__init__(app)
         self.hooks = Hooks()
-        count = rng.randint(1, 4)
-        self.keys = rng.sample(KEYS, rng.randint(2, 7))
-        self.bodies = [[step_of(rng, self.keys, count, is_odd) for _ in range(rng.randint(1, 5))] for _ in range(count)]
+        count, scalars = rng.randint(1, 4), TWINS if rng.random() < 0.3 else SCALARS
+        self.keys = rng.sample(KEYS, rng.randint(2, 7 if scalars is SCALARS else 3))
+        self.bodies = [
+            [step_of(rng, self.keys, scalars, count, is_odd) for _ in range(rng.randint(1, 5))] for _ in range(count)
+        ]
         operators = (
             app.operator("plain"),
             app.operator("lists", combine=concatenate),
@@ -165,6 +171,8 @@ class Programs(Workload):
                 ctx.put({acc})
             elif kind == "return a set" and acc % given[0] == 0:
                 return {acc}
+            elif kind == "return the state":
+                return ctx.get("nothing")
             elif kind == "return" and acc % given[0] == 0:
                 return given[1]
         return acc, ctx.get("nothing")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.sim.check import check_history
+from headrace.sim.check import check_history, check_rest
 from headrace.sim.clients import Client
 from headrace.sim.nemesis import Nemesis
 from headrace.sim.oracle import Oracle
@@ -164,6 +164,8 @@ class Run:
         world, config = self.world, self.parameters.config
         values = world.coordinator.core.program.values
         oracle = Oracle(values, config.calls_max, config.depth_max)
+        workers = {number: node.core for number, node in world.workers.items()}
+        world.violations += check_rest(world.coordinator.core, workers, world.history.in_order())
         world.violations += check_history(world.history, self.workload, oracle, values)
 
     def described(self) -> Report:

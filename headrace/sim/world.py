@@ -170,6 +170,8 @@ class World:
             effects = node.core.step(node.clock.read(self.now_us), event)
         except Exception as error:
             raise Broken(f"node {node.name} raised {error!r} on {type(event).__name__}") from error
+        if not node.number and len(node.core.flights) > self.config.epochs_in_flight_max:
+            self.violate(f"{len(node.core.flights)} epochs run at the same time")
         if hooks.spun is not None:
             self._get_stuck(node, hooks.spun)
         else:
