@@ -16,6 +16,7 @@ class Config:
     # closes as soon as what came together has been taken: while one epoch runs, the next one gathers.
     epoch_transactions_max: int = 1_000
     epoch_interval_us: int = 0
+    epoch_bytes_max: int = 16 << 20  # of arguments that are not small, beyond one call's
 
     # One transaction.
     calls_max: int = 10_000

@@ -237,7 +237,6 @@ def test_a_failure_that_only_a_run_too_early_met_is_taken_back_everywhere() -> N
     check_like(looped(calls), app, calls, predict_after_runs=1)
 
 
-@pytest.mark.xfail(strict=True, reason="a report carries all results of a worker's roots in one frame")
 def test_results_that_are_together_larger_than_a_frame_are_answered() -> None:
     """Each of them is within its limit, and so is their number."""
     count = MESSAGE_BYTES_MAX // Config().value_bytes_max + 1

@@ -1,7 +1,7 @@
 """Where an epoch's time and messages go: workers in one thread, with a stopwatch around each of their steps.
 
-There are no rounds to break down, since conflicts are repaired: instead of validating and setting back, an epoch is run,
-what came late is heard and repaired, and it is reported and settled. Counts are exact and repeat; times are this
+There are no rounds to break down, since conflicts are repaired: instead of validating and setting back, an epoch is
+run, what came late is heard and repaired, and it is reported and settled. Counts are exact and repeat; times are this
 machine's, of all workers together, and without the cost of a network.
 """
 
@@ -104,7 +104,7 @@ def run(form: Form, workers: int, keys: int, theta: float, size: int, epochs: in
 
 def breakdown(keys: int, epochs: int, progress: Callable[[int], None]) -> dict[str, Any]:
     """One thing varied at a time: the form, the skew, prediction, the epoch's size, the workers."""
-    plain, awaited, merged = FORMS
+    plain, awaited, _ = FORMS
     cases = [
         *((form, 2, theta, 1_000, True) for form in FORMS for theta in (0.0, 0.99, 0.999)),
         *((form, 2, theta, 1_000, False) for form in (plain, awaited) for theta in (0.0, 0.999)),

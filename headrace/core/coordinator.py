@@ -31,7 +31,7 @@ from headrace.core.placement import ShardMap, shard_of
 from headrace.core.worker import in_parts
 from headrace.errors import ConfigError, HeadraceError, NotDeterministic
 from headrace.model.app import App
-from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Run, Show, Shown
+from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Results, Run, Show, Shown
 from headrace.wire.values import shown
 
 MODES = ("auto", "serial", "ordered")
@@ -100,11 +100,13 @@ Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Rescaled
 class Flight:
     """An epoch on its way."""
 
-    __slots__ = ("epoch", "idle", "is_lone", "mode", "rows", "sent", "shares", "suspects")
+    __slots__ = ("epoch", "first", "idle", "is_lone", "mode", "results", "rows", "sent", "shares", "suspects")
 
     def __init__(self, epoch: Epoch, mode: str, is_lone: bool, rows: dict[int, list[int]]) -> None:
         self.epoch, self.mode, self.is_lone, self.rows = epoch, mode, is_lone, rows  # rows: by their root's worker
         self.idle: dict[int, Idle] = {}  # the latest report of each worker
+        self.results: dict[int, list[Any]] = {}  # and the results of its roots with it
+        self.first: dict[int, list[Any]] = {}  # those that came ahead of the next report
         self.sent: dict[int, int] = {}  # messages about it to each worker
         self.shares: list[int] = []  # that came back
         self.suspects: set[int] = set()
@@ -173,6 +175,8 @@ class Coordinator(Engine):
             for body in self.channels.receive(now_us, event.frame):
                 if isinstance(body, Idle):
                     self._take_idle(now_us, event.frame.source, body, effects)
+                elif isinstance(body, Results) and body.epoch in self.flights:
+                    self.flights[body.epoch].first.setdefault(event.frame.source, []).extend(body.results)
                 elif isinstance(body, Shown):
                     self._take_shown(now_us, event.frame.source, body, effects)
         elif isinstance(event, Lost):
@@ -288,6 +292,7 @@ class Coordinator(Engine):
         if flight is None:
             return
         flight.idle[worker] = idle
+        flight.results[worker] = flight.first.pop(worker, []) + idle.results
         flight.suspects.update(idle.suspects)
         self.worker_stats[worker] = idle.stats
         for template in idle.learned:
@@ -351,7 +356,7 @@ class Coordinator(Engine):
             report = flight.idle.get(worker)
             if report is None:
                 continue
-            for row, result in zip(rows, report.results, strict=True):
+            for row, result in zip(rows, flight.results[worker], strict=True):
                 results[row] = result
             for tid, failure in report.failures.items():
                 failures[epoch.tids.index(tid)] = failure

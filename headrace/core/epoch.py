@@ -18,6 +18,7 @@ OPEN, CLOSED, FINAL = "open", "closed", "final"
 class Epoch:
     __slots__ = (
         "args",
+        "bytes",
         "closed_us",
         "entries",
         "failures",
@@ -37,6 +38,7 @@ class Epoch:
         self.number, self.first = number, first  # first: how many rows came before
         self.opened_us = self.closed_us = opened_us
         self.phase = OPEN
+        self.bytes = 0  # of arguments that are not small
         self.has_ids = False  # whether any row has a request id: rows of a source batch have none
         self.ids: list[RequestIds] = []  # of the batches whose last row is here
         self.entries: list[Entry] = []
@@ -55,7 +57,7 @@ class Batch:
     """Admitted calls that came together, as columns; some may turn out to be repeats. Rows refused at the gate are
     not among the columns, but their places and reasons are kept for the answers."""
 
-    __slots__ = ("args", "entries", "given_ids", "ids", "keys", "refused", "source")
+    __slots__ = ("args", "entries", "given_ids", "ids", "keys", "refused", "sizes", "source")
 
     def __init__(
         self,
@@ -65,7 +67,9 @@ class Batch:
         args: list[Args],
         refused: dict[int, Failure] | None = None,
         source: tuple[str, int] | None = None,
+        sizes: list[int] | None = None,
     ) -> None:
+        self.sizes = sizes  # bytes of each row's arguments, if any is worth counting
         self.entries, self.keys, self.args = entries, keys, args
         self.refused = refused or {}
         self.given_ids = self.ids = ids  # given: of all rows; ids: of those that were not refused
@@ -79,4 +83,5 @@ class Batch:
 
     def row(self, at: int) -> Batch:
         ids = [id_of(self.ids, at)]
-        return Batch(ids, self.entries[at : at + 1], self.keys[at : at + 1], self.args[at : at + 1])
+        sizes = None if self.sizes is None else self.sizes[at : at + 1]
+        return Batch(ids, self.entries[at : at + 1], self.keys[at : at + 1], self.args[at : at + 1], sizes=sizes)

@@ -19,6 +19,7 @@ from typing import Any
 from headrace.config import Config
 from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
+from headrace.core.execution import size_of
 from headrace.core.program import Args, Entry, Program
 from headrace.errors import (
     BadArguments,
@@ -82,6 +83,7 @@ class Admission:
         keys: list[Key] = []
         arguments: list[Args] = []
         refused: dict[int, Failure] = {}
+        sizes: list[int] = []
         for position, call in enumerate(calls):
             try:
                 if isinstance(call, BadRequest):
@@ -99,7 +101,8 @@ class Admission:
                 entries.append(entry)
                 keys.append(key)
                 arguments.append(args)
-        return Batch(ids, entries, keys, arguments, refused, source)
+                sizes.append(sum(map(size_of, args)))
+        return Batch(ids, entries, keys, arguments, refused, source, sizes if any(sizes) else None)
 
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max

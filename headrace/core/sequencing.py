@@ -4,7 +4,7 @@ Rules:
 1. `tid = sid + lc * n_seq`: sequencer `sid` of `n_seq` counts by itself (Styx 5.1), and no two give the same TID.
 2. Where there are several, after each epoch every one moves up to the largest counter seen, so that an idle one does
    not hand out TIDs below those that others have used (Styx 5.1, balancing).
-3. An epoch closes when it is full, or `epoch_interval_us` after its first transaction.
+3. An epoch closes when it is full, in number or in bytes, or `epoch_interval_us` after its first transaction.
 
 Never here: what the transactions do.
 """
@@ -49,6 +49,7 @@ class Sequencing:
 
     def __init__(self, config: Config, sequencer: Sequencer | None = None) -> None:
         self.transactions_max, self.interval_us = config.epoch_transactions_max, config.epoch_interval_us
+        self.bytes_max = config.epoch_bytes_max
         self.sequencer = sequencer or Sequencer()
         self.open = Epoch(1, 0, 0)
 
@@ -58,6 +59,12 @@ class Sequencing:
         if not epoch.keys:
             epoch.opened_us = now_us
         stop = min(len(batch), start + self.transactions_max - len(epoch))
+        if batch.sizes is not None:
+            for at in range(start, stop):
+                epoch.bytes += batch.sizes[at]
+                if epoch.bytes >= self.bytes_max:
+                    stop = at + 1
+                    break
         epoch.has_ids |= batch.source is None
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
@@ -65,7 +72,7 @@ class Sequencing:
         return stop - start
 
     def is_full(self) -> bool:
-        return len(self.open) >= self.transactions_max
+        return len(self.open) >= self.transactions_max or self.open.bytes >= self.bytes_max
 
     def is_due(self, now_us: int) -> bool:
         return len(self.open) > 0 and now_us >= self.open.opened_us + self.interval_us

@@ -43,6 +43,7 @@ from headrace.wire.messages import (
     Installed,
     Lent,
     Made,
+    Results,
     Run,
     Show,
     Shown,
@@ -339,8 +340,22 @@ class Worker:
         }
         shares, progress.shares = progress.shares, None if progress.shares is None else []
         learned, self.ordered.learned = self.ordered.learned, []
+        size, at = 0, 0
+        for end, result in enumerate(results):
+            size += size_of(result)
+            if size > PART_BYTES_MAX:
+                effects.append(self.channels.send(now_us, COORDINATOR, Results(number, results[at : end + 1])))
+                size, at = 0, end + 1
         idle = Idle(
-            number, list(progress.sent), list(progress.received), results, failures, suspects, stats, learned, shares
+            number,
+            list(progress.sent),
+            list(progress.received),
+            results[at:],
+            failures,
+            suspects,
+            stats,
+            learned,
+            shares,
         )
         effects.append(self.channels.send(now_us, COORDINATOR, idle))
 

@@ -132,6 +132,13 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
 
 
+class Results(msgspec.Struct, frozen=True, tag="results", forbid_unknown_fields=True):
+    """The first of the results that an `Idle` is about to bring, if they are too many bytes for one message."""
+
+    epoch: int
+    results: list[Any]
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One thing that a worker tells another about a transaction."""
 
@@ -229,7 +236,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown", forbid_unknown_fields=True
     is_last: bool = True
 
 
-Body = Begin | Run | Final | Alone | Idle | Traffic | Show | Shown
+Body = Begin | Run | Final | Alone | Idle | Results | Traffic | Show | Shown
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True):
