@@ -32,6 +32,7 @@ KNOWS = {
     "functions": BASE | {"model", "wire", "core", "actors", "sql"},
     "durability": BASE | {"model", "wire", "core", "tpg", "actors", "sql"},
     "runtime": BASE | {"model", "wire", "core", "tpg", "actors", "sql", "durability", "functions"},
+    "sim": BASE | {"model", "wire", "core", "tpg", "actors", "sql", "durability", "functions", "runtime"},
 }
 OUTSIDE = {  # modules by which the world could get into the pure parts
     *(
@@ -116,6 +117,12 @@ def test_the_pure_parts_touch_nothing_outside(path: Path) -> None:
     assert not touched, f"{show(path)} imports {touched}"
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) == "sim"], ids=show)
+def test_the_simulator_touches_nothing_outside_but_numbers_from_a_seed(path: Path) -> None:
+    touched = {name.split(".")[0] for name in imports_of(path)} & (OUTSIDE - {"random"})
+    assert not touched, f"{show(path)} imports {touched}"
+
+
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in PURE], ids=show)
 def test_the_pure_parts_open_nothing_and_order_nothing_by_chance(path: Path) -> None:
     called = {
@@ -149,7 +156,7 @@ def test_importing_headrace_is_light() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in (*PURE, "runtime")], ids=show)
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in (*PURE, "runtime", "sim")], ids=show)
 def test_every_module_can_be_imported_by_itself(path: Path) -> None:
     name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
     __import__(name)

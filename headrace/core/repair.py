@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+from abc import abstractmethod
 from typing import Any
 
 from headrace.core import order
@@ -24,7 +25,6 @@ from headrace.core.chain import (
     Chain,
     Frame,
     Made,
-    Ran,
     Record,
     Segment,
     chain_of,
@@ -40,7 +40,7 @@ from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failed, Failure
-from headrace.wire.values import HIGH, LOW, Key, shown
+from headrace.wire.values import Key, shown
 
 NESTED_MAX = 16
 
@@ -62,6 +62,20 @@ class Repair(Exchange):
         self.spare: dict[Entry, list[OrderedContext]] = {}  # contexts
         self.learned: list[Any] = []  # templates that nobody has been told of
         self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.app.operators.values()}
+
+    @abstractmethod
+    def _run_in_turn(
+        self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
+    ) -> Call | None:
+        """Run a call that is the last of its chain; None, and nothing done, if it is not."""
+
+    @abstractmethod
+    def _returned(self, part: Part, call: Call) -> None:
+        """What is noted of a call that returned when it was run in its turn."""
+
+    @abstractmethod
+    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+        """What calls a function made."""
 
     # --- the turn of a record ---------------------------------------------------------------------------------------
 
@@ -306,86 +320,6 @@ class Repair(Exchange):
             transaction.unawaited, transaction.is_marked = unawaited, True
         self.running = tid
 
-    def _run_in_turn(
-        self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
-    ) -> Call | None:
-        """The hot path: run a call that is the last of its chain. If it is not, nothing is done. A call that has not
-        failed and has no frame has just returned; what follows from that is left to the caller of this."""
-        chains = entry.chains
-        chain = chains.get(key)
-        if chain is not None:
-            last = (chain[-1] if type(chain) is list else chain).order
-            if last[0] >= tid and (caller is None or last > (tid, place)):
-                return None
-        if tid in self.aborted:
-            return None
-        table, context, transaction = entry.table, entry.context, self.transaction
-        if transaction.is_marked:
-            transaction.reset()
-        transaction.queue.clear()
-        context.key, context._tid = key, tid
-        context._state = before = table.get(key, MISSING)
-        context._read, context._deltas = False, ()
-        self.running = tid
-        self.ran += 1
-        coroutine, is_waiting, awaited = None, False, None
-        try:
-            result = entry.run(*args)
-            if not entry.is_plain:
-                coroutine = result
-                try:
-                    awaited = coroutine.send(None)
-                    is_waiting, result = True, NOT_YET
-                except StopIteration as returned:
-                    result = returned.value
-            is_small = type(result) is int and result < HIGH and result > LOW
-            if not is_small and not is_waiting and (caller is not None or place[0] == 1):
-                result = self.values.seal(result)  # somebody gets it
-        except BaseException as error:
-            call = self._registered(part, tid, place, entry, key, args)
-            self._expect(part, call, caller)
-            self._link(call, call)
-            call.must_run = False
-            self._fail(part, call, 0, before, error, context, None)
-            return call
-        state = context._state
-        call = Ran((tid, place), entry, key, args, before, state, context._read, result)
-        if chain is None:
-            chains[key] = call
-        elif type(chain) is list:
-            chain.append(call)
-        else:
-            chains[key] = [chain.seen, chain, call]
-        if state is not before:
-            if state is MISSING:
-                table.pop(key, None)
-            else:
-                table[key] = state
-        if not context._read:
-            if context._deltas:
-                call.deltas = context._deltas
-            elif state is before:
-                call.read = True
-        if tid in part.calls:
-            self._register(part, call)
-        else:
-            part.calls[tid] = call
-        if is_waiting:
-            self._expect(part, call, caller)
-            self._begin_waiting(part, call, context, coroutine, awaited)
-        elif caller is not None or (place[0] == 1 and place is not order.ROOT):
-            self._expect(part, call, caller)
-        return call
-
-    def _returned(self, part: Part, call: Call) -> None:
-        """What is noted of a call that returned when it was run in its turn."""
-        if call.entry.lessons is not None:
-            self._learn(call.entry, call.key, call.args, self.transaction.queue)
-        if self.transaction.is_marked:
-            self._count_marks(part, call.order[0], self.transaction)
-        if self.calls_here(part, call.order[0]) * self.workers > self.calls_max:
-            part.suspects.add(call.order[0])
-
     def _begin_waiting(self, part: Part, call: Call, context: Any, coroutine: Any, awaited: Any) -> None:
         """A call has run up to its first await."""
         before = call.seen
@@ -399,31 +333,6 @@ class Repair(Exchange):
             before = self._state_after(call, n)
             self._hand(context, before)
             self._drive(part, call, context, coroutine, self.values.unseal(call.frame.answers[n]), n, before)
-
-    def _expect(self, part: Part, call: Call, caller: Caller | None = None) -> None:
-        """Before a call starts: who awaits it, and which of its calls others make too because they are predicted."""
-        tid, place = call.order
-        if caller is not None:
-            call.caller = caller
-        elif place is order.ROOT:
-            self._predict(part, call)
-        elif place[0] == 1:
-            call.caller = Caller(part.owner(tid), 1, 1, 1)
-
-    def _predict(self, part: Part, call: Call) -> None:
-        """Calls of a root that other workers run without being told count as made."""
-        for template in part.predictions.get(call.entry, ()):
-            made = template.fill(call.key, call.args)
-            if made is not None and self._owner(made[1], made[2]) != self.me:
-                if call.made is None:
-                    call.made = {}
-                call.made[template.n] = made
-                if template.is_awaited:
-                    if call.frame is None:
-                        call.frame = Frame()
-                    early = part.early_answers.get(call.order[0])
-                    if early is not None and template.n in early:
-                        call.frame.answers[template.n] = early[template.n]
 
     def _rebind(self, entry: Entry) -> None:
         """The function's context stays with a call that waits: it gets another one."""
@@ -630,14 +539,6 @@ class Repair(Exchange):
                     while at + 1 < len(chain) and chain[at + 1].order[0] == tid:
                         at += 1
                     self._ripple(call, chain, at)
-
-    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
-        made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
-        verdict = entry.lessons.note(key, args, made)
-        if verdict is not None:
-            if verdict:
-                self.learned += entry.lessons.templates(entry)
-            entry.lessons = None
 
     def decreed(self, entry: Entry, why: str) -> Entry:
         """The entry for a transaction that aborts by decree."""

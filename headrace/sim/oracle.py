@@ -40,11 +40,9 @@ class Oracle:
             results.append(finish(self.run(*call, 0, call is self.queue[0])))
             if self.failure is not None:
                 break
-        for call in self.unawaited:
-            name = call.made_at[0]
-            self.fail(
-                BadCall(f"{name} made a ctx.call(...) that it did not await: await it, or use call_async"), call.made_at
-            )
+        for forgotten in self.unawaited:
+            where = forgotten.made_at
+            self.fail(BadCall(f"{where[0]} made a ctx.call(...) that it did not await: await it, or use call_async"), where)
         if self.failure is not None:
             self.state = before
             return ("aborted", *self.failure)

@@ -40,11 +40,12 @@ def kind_of(report: Report) -> str:
 def candidates(parameters: Parameters) -> Iterator[Parameters]:
     """All that are one step smaller."""
     replace: Callable[..., Parameters] = dataclasses.replace
+    with_faults: Callable[..., Faults] = dataclasses.replace
     calm = Faults()
     for field in dataclasses.fields(Faults):
         usual = getattr(calm, field.name)
         if getattr(parameters.faults, field.name) != usual:
-            yield replace(parameters, faults=dataclasses.replace(parameters.faults, **{field.name: usual}))
+            yield replace(parameters, faults=with_faults(parameters.faults, **{field.name: usual}))
     for transactions in (1, 2, 3, 5, 8, parameters.transactions // 2, parameters.transactions - 1):
         if 0 < transactions < parameters.transactions:
             yield replace(parameters, transactions=transactions)
@@ -64,4 +65,4 @@ def candidates(parameters: Parameters) -> Iterator[Parameters]:
     for field in dataclasses.fields(Faults):
         strength = getattr(parameters.faults, field.name)
         if type(strength) is int and strength > 1:
-            yield replace(parameters, faults=dataclasses.replace(parameters.faults, **{field.name: strength - 1}))
+            yield replace(parameters, faults=with_faults(parameters.faults, **{field.name: strength - 1}))
