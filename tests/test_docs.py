@@ -2,7 +2,7 @@
 
 The Python blocks of one file share a namespace and run in order. `# -> value` at the end of a line is compared with the
 value of the expression before it, `# raises Type: part of the message` with what it raises. A block whose first line is
-`# needs spark` or `# needs headrace run module:app` runs only in the tests that provide it.
+`# needs spark`, `# needs workers` or `# needs headrace run module:app` runs only in the tests that provide it.
 """
 
 from __future__ import annotations
@@ -157,6 +157,11 @@ def test_every_block_that_needs_spark_runs(page: str, run: Run, tmp_path: Path) 
     df = spark.readStream.schema("src string, dst string, amount long").json(str(tmp_path))
     run(page, "spark", df=df, sink=lambda replies, batch_id: seen.extend(replies.collect()))
     assert page != "README.md" or [row.error for row in seen] == ["alice has 0, needs 5"]
+
+
+@pytest.mark.parametrize("page", pages_with("workers"))
+def test_every_block_that_needs_workers_runs(page: str, run: Run) -> None:
+    run(page, "workers")
 
 
 @pytest.mark.parametrize("page", pages_with("headrace run"))

@@ -69,9 +69,11 @@ class Rescale(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A fresh worker with this number is needed; if there is one, it is stopped first."""
+    """A fresh worker with this number is needed; if there is one, it is stopped first. It begins with this term: frames
+    of older ones, meant for its predecessor, may still be under way."""
 
     worker: int
+    term: int
 
 
 class Stop(NamedTuple):
@@ -137,7 +139,8 @@ class Coordinator(Engine):
         self.gathering: Gathering | None = None
         self.asked_for: Read | Rescale | None = None  # what is being gathered for
         self.asked = 0
-        self.overran: dict[int, int] = {}  # TID -> how often
+        self.overran: set[int] = set()  # TIDs that did not return in time
+        self.alone: set[int] = set()  # TIDs that ran alone in this term
         self.poisoned: set[int] = set()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
         self.predictions_told = 0
@@ -163,7 +166,7 @@ class Coordinator(Engine):
         return "serial" if self.workers == 1 else "ordered"
 
     def start(self, now_us: int) -> list[Effect]:
-        effects: list[Effect] = [Start(worker) for worker in range(1, self.workers + 1)]
+        effects: list[Effect] = [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
         self._begin_term(now_us, effects)
         return self._after(now_us, effects)
 
@@ -327,6 +330,7 @@ class Coordinator(Engine):
         """All below the lowest suspect is final; that one runs alone now."""
         tid = min(flight.suspects)
         flight.suspects.clear()
+        self.alone.add(tid)
         self.stats["alone"] += 1
         self._note_results(flight, flight.epoch.tids.index(tid))
         everybody = list(flight.idle) if flight.is_lone else list(flight.rows)
@@ -421,7 +425,7 @@ class Coordinator(Engine):
             self.copied_tid = self.log[ran - 1].tids[-1]
         self.log = self.log[ran:]
         self.logged = sum(map(len, self.log))
-        self.overran = {tid: times for tid, times in self.overran.items() if tid > self.copied_tid}
+        self.overran = {tid for tid in self.overran if tid > self.copied_tid}
         self.poisoned = {tid for tid in self.poisoned if tid > self.copied_tid}
 
     def _rescaled(self, event: Rescale) -> Any:
@@ -429,7 +433,7 @@ class Coordinator(Engine):
             self._copied(entities)
             before, was = self.shards, self.workers
             self.shards, self.workers = before.rescaled(event.workers), event.workers
-            effects += [Start(worker) for worker in range(was + 1, self.workers + 1)]
+            effects += [Start(worker, self.term + 1) for worker in range(was + 1, self.workers + 1)]
             effects += [Stop(worker) for worker in range(self.workers + 1, was + 1)]
             self._begin_term(now_us, effects)
             moved = sum(one != other for one, other in zip(before.owners, self.shards.owners, strict=True))
@@ -444,6 +448,7 @@ class Coordinator(Engine):
         self.flights.clear()
         self.predictions_told = 0
         self.worker_stats.clear()
+        self.alone.clear()
         for entry in self.program.entries:
             entry.owners = self.shards.cache_of(entry.operator)
         ahead = sum(isinstance(item, Epoch) for item in self.backlog)
@@ -463,7 +468,7 @@ class Coordinator(Engine):
         if worker > self.workers:
             return
         self.stats["recoveries"] += 1
-        effects.append(Start(worker))
+        effects.append(Start(worker, self.term + 1))
         if self.gathering is not None:  # asked again in the new term, after the replay
             self.backlog.appendleft(self.asked_for)
             self.gathering = None
@@ -472,8 +477,8 @@ class Coordinator(Engine):
     def _suspect(self, tid: int) -> None:
         """A function of this transaction did not return. If it ran on what was not final yet, that may be why: it gets
         another chance, alone. Else the transaction aborts by decree."""
-        times = self.overran[tid] = self.overran.get(tid, 0) + 1
-        if times > 1 or self.mode_now == "serial":
+        self.overran.add(tid)
+        if tid in self.alone or self.mode_now == "serial":
             self.poisoned.add(tid)
 
     def metrics(self) -> dict[str, Any]:

@@ -76,10 +76,11 @@ class Progress:
 
 
 class Worker:
-    def __init__(self, app: App, config: Config, number: int, like: Program | None = None) -> None:
+    def __init__(self, app: App, config: Config, number: int, like: Program | None = None, term: int = 1) -> None:
         self.app, self.config, self.me = app, config, number
         self.program = Program(app, config, like)
         self.channels = Channels(number, config)
+        self.channels.term = term - 1  # it takes no `Begin` of an older one
         self.serial = SerialExecutor(self.program)
         self.ordered = OrderedExecutor(self.program, number)
         self.mode = "serial"
@@ -287,8 +288,8 @@ class Worker:
         """Send what has gathered, and report the first epoch if there is nothing left to do for it."""
         for number, progress in self.progress.items():
             part = self.ordered.parts.get(number)
-            if part is None:
-                continue
+            if part is None or not self.ordered.is_idle(part):
+                continue  # messages are few if they wait for each other
             for worker, rows in part.outbox.items():
                 progress.sent[worker] += 1
                 self.rows_told += len(rows)

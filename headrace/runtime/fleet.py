@@ -84,7 +84,9 @@ class Fleet:
             elif isinstance(effect, SetTimer):
                 self.timers[node] = effect.at_us
             elif isinstance(effect, Start):
-                self.workers[effect.worker] = Worker(self.app, self.config, effect.worker, self.coordinator.program)
+                self.workers[effect.worker] = Worker(
+                    self.app, self.config, effect.worker, self.coordinator.program, effect.term
+                )
                 self.timers.pop(effect.worker, None)
             elif isinstance(effect, Stop):
                 self.workers.pop(effect.worker, None)

@@ -51,7 +51,7 @@ def planted(mutant: Mutant) -> Iterator[None]:
 def caught_by(mutant: Mutant, seeds: range) -> int | None:
     """The first of these seeds that shows it."""
     with planted(mutant):
-        for seed in (mutant.hint, *seeds):
+        for seed in [mutant.hint, *seeds]:
             try:
                 if not simulate(seed).is_clean:
                     return seed
@@ -120,7 +120,7 @@ def settles_unheard(right: Any) -> Any:
     def has_settled(self: Any, flight: Any) -> bool:
         if flight.is_lone:
             return bool(right(self, flight))
-        return len(flight.idle) >= self.workers
+        return bool(len(flight.idle) >= self.workers)
 
     return has_settled
 

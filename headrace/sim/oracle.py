@@ -42,7 +42,9 @@ class Oracle:
                 break
         for forgotten in self.unawaited:
             where = forgotten.made_at
-            self.fail(BadCall(f"{where[0]} made a ctx.call(...) that it did not await: await it, or use call_async"), where)
+            self.fail(
+                BadCall(f"{where[0]} made a ctx.call(...) that it did not await: await it, or use call_async"), where
+            )
         if self.failure is not None:
             self.state = before
             return ("aborted", *self.failure)
