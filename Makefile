@@ -20,6 +20,10 @@ check: install
 bench: install
 	$(BIN)/headrace bench ycsb --save benchmarks/results/ycsb_serial.json
 	$(BIN)/headrace bench ycsb --zipf 0.99 --save benchmarks/results/ycsb_serial_zipf_0.99.json
+	$(BIN)/headrace bench ycsb --workers 2 --save benchmarks/results/ycsb_2_workers.json
+	$(BIN)/headrace bench ycsb --workers 2 --zipf 0.99 --save benchmarks/results/ycsb_2_workers_zipf_0.99.json
+	$(BIN)/headrace bench ycsb --workers 2 --zipf 0.999 --save benchmarks/results/ycsb_2_workers_zipf_0.999.json
+	$(BIN)/headrace bench epochs --save benchmarks/results/epochs.json
 
 docs: install
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py

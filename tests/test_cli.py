@@ -22,7 +22,7 @@ def headrace(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess
 
 def test_every_command_explains_itself() -> None:
     said = headrace("--help").stdout
-    for command in ("demo", "run", "call", "bench", "doctor", "version"):
+    for command in ("demo", "run", "call", "rescale", "bench", "sim", "doctor", "version"):
         assert command in said
         assert headrace(command, "--help").returncode == 0
 
@@ -91,6 +91,30 @@ def test_the_benchmark_ends_with_one_line_of_json(tmp_path: Path) -> None:
         assert figures["aborted"] == 0
     assert result["bytes_per_entity"] > 0
     assert json.loads(save.read_text())["machine"]["cores"] == os.cpu_count()
+
+
+def test_the_benchmark_over_workers_gives_what_the_serial_engine_gives() -> None:
+    said = headrace("bench", "ycsb", "--workers", "2", "--json", "--transactions", "5000", "--repeats", "1")
+    assert said.returncode == 0, said.stderr
+    result = json.loads(said.stdout.splitlines()[-1])
+    assert (result["workers"], result["mode"]) == (2, "ordered")
+    for form in ("one_way", "awaited", "merged"):
+        assert result[form]["same_as_serial"]
+        assert result[form]["committed_per_s"] > 0
+    assert result["costly"]["speedup"] > 0
+
+
+def test_messages_of_an_epoch_do_not_grow_with_its_transactions() -> None:
+    said = headrace("bench", "epochs", "--json", "--epochs", "2")
+    assert said.returncode == 0, said.stderr
+    rows = json.loads(said.stdout.splitlines()[-1])["rows"]
+    by_size = {
+        row["epoch"]: row for row in rows if not row["predicted"] and row["form"] == "one_way" and not row["zipf"]
+    }
+    assert by_size[10_000]["told"] > 50 * by_size[100]["told"]
+    assert by_size[10_000]["messages"] < 2 * by_size[100]["messages"]
+    predicted = [row for row in rows if row["predicted"] and row["form"] == "one_way"]
+    assert all(row["told"] == row["ran_again"] == 0 for row in predicted)
 
 
 def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:

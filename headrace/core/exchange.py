@@ -247,7 +247,12 @@ class Exchange(ABC):
 
     def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:
         """An answer has come. Returns the call that awaits it, if it can go on now."""
-        call = self.calls_of(part, tid).get(place)
+        call: Call | None = None
+        calls = part.calls.get(tid)
+        if type(calls) is dict:
+            call = calls.get(place)
+        elif calls is not None and calls.order[1] == place:
+            call = calls
         if call is None and part.predictions and place == order.ROOT:  # that has not started yet
             part.early_answers.setdefault(tid, {})[n] = result
         frame = None if call is None else call.frame

@@ -20,6 +20,7 @@ from typing import Any
 from headrace.core import order
 from headrace.core.chain import (
     NOT_YET,
+    NOTHING,
     Call,
     Caller,
     Chain,
@@ -499,9 +500,11 @@ class Repair(Exchange):
         n, context, coroutine, transaction = frame.waits_for, frame.context, frame.coroutine, self.transaction
         frame.coroutine = None
         del part.waiting[call]
-        transaction.reset()
+        if transaction.is_marked:
+            transaction.reset()
         transaction.queue[:] = frame.queue or ()
-        transaction.unawaited, transaction.is_marked = frame.unawaited, bool(frame.unawaited)
+        if frame.unawaited:
+            transaction.unawaited, transaction.is_marked, frame.unawaited = frame.unawaited, True, NOTHING
         self.ran += 1
         self.running = call.order[0]
         before = self._state_after(call, n)

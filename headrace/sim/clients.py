@@ -85,7 +85,11 @@ class Client:
         if world.is_chaos and self.rng.random() < self.faults.client_loss:
             world.fault("client requests lost")
             return
-        token = world.new_token(lambda answers: self._answered(request, rows, answers))
+        # A batch of a source that comes again when the next one has been taken is refused, and nobody minds.
+        token = world.new_token(
+            lambda answers: self._answered(request, rows, answers),
+            may_be_refused=lambda: request.source is not None and request not in self.open,
+        )
         calls = [request.calls[row] for row in rows]
         world.after(world.travel_us(self.rng), world.submit, token, ids, calls, request.source)
 

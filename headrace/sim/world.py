@@ -30,7 +30,7 @@ from headrace.sim.parameters import Parameters
 from headrace.sim.workload import Call, Workload
 from headrace.wire.messages import Answers, Frame, RequestIds
 
-EVENTS_MAX = 40_000
+EVENTS_MAX = 100_000
 TRACE_LINES_MAX = 50_000
 
 
@@ -83,7 +83,7 @@ class World:
         self.violations: list[str] = []
         self.digest = hashlib.blake2b(digest_size=16)
         self.trace = trace
-        self.tokens: dict[int, tuple[Callable[[Any], None], bool]] = {}
+        self.tokens: dict[int, tuple[Callable[[Any], None], bool, Callable[[], bool]]] = {}
         self.last_token = 0
         self.gathered: list[tuple[int, Any]] = []  # submissions that go into the next step
         self.zombies: list[Node] = []
@@ -122,9 +122,15 @@ class World:
         """The one that has this number now."""
         return self.coordinator if number == 0 else self.workers.get(number)
 
-    def new_token(self, then: Callable[[Any], None], is_misuse: bool = False) -> int:
+    def new_token(
+        self,
+        then: Callable[[Any], None],
+        is_misuse: bool = False,
+        may_be_refused: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """For a question; a misuse is one that must not be taken."""
         self.last_token += 1
-        self.tokens[self.last_token] = (then, is_misuse)
+        self.tokens[self.last_token] = (then, is_misuse, may_be_refused)
         return self.last_token
 
     # --- time ---
@@ -233,7 +239,8 @@ class World:
         number = effect.worker
         self._dismiss(number)
         self.incarnations[number] += 1
-        core = Worker(self.workload.app, self.config, number, like=self.coordinator.core.program)
+        program = self.coordinator.core.program
+        core = Worker(self.workload.app, self.config, number, like=program, term=effect.term)
         fresh = self.workers[number] = Node(number, self.incarnations[number], core, self._clock())
         self.on_start(fresh)
         return b"%d" % number
@@ -323,7 +330,7 @@ class World:
         self.step(self.coordinator, Submit(batches))
 
     def _answer(self, node: Node, effect: Any) -> bytes:
-        then, is_misuse = self.tokens.pop(effect.token)
+        then, is_misuse, _ = self.tokens.pop(effect.token)
         answers: Answers = effect.answers
         if not is_misuse:
             self.history.answer(answers)
@@ -333,8 +340,8 @@ class World:
         return repr((effect.token, list(answers.tids), answers.results)).encode()
 
     def _refuse(self, node: Node, effect: Any) -> bytes:
-        _, is_misuse = self.tokens.pop(effect.token)
-        if not is_misuse:
+        _, _, may_be_refused = self.tokens.pop(effect.token)
+        if not may_be_refused():
             self.violate(f"submission {effect.token} was refused: {effect.error!r}")
         return repr(effect.token).encode()
 
@@ -356,7 +363,7 @@ class World:
         self.fault("rescales")
         self.note(f"rescale to {workers}")
         may_refuse = workers > self.config.shards or (workers > 1 and self.parameters.mode == "serial")
-        token = self.new_token(lambda effect: None, may_refuse)
+        token = self.new_token(lambda effect: None, may_be_refused=lambda: may_refuse)
         self.step(self.coordinator, Rescale(token, workers))
 
     def _rescaled(self, node: Node, effect: Any) -> bytes:
