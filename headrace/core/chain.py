@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -30,7 +31,7 @@ order_of = attrgetter("order")
 encode = msgspec.msgpack.Encoder().encode
 
 NOT_YET: Any = object()  # no result so far
-NOTHING: dict[Any, Any] = {}  # stands for any dict that most never need; never written to
+NOTHING: Any = MappingProxyType({})  # stands for a dict that most never need
 
 
 class Caller(NamedTuple):

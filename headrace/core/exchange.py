@@ -95,11 +95,20 @@ class Exchange(ABC):
         return len(calls) if type(calls) is dict else calls is not None
 
     def _register(self, part: Part, call: Call) -> None:
+        self._keep(part, call)
+        self._count_calls(part, call.order[0], self.calls_here(part, call.order[0]))
+
+    def _keep(self, part: Part, call: Call) -> None:
         tid, place = call.order
         if tid in part.calls:
             self.calls_of(part, tid)[place] = call
         else:
             part.calls[tid] = call
+
+    def _count_calls(self, part: Part, tid: int, count: int) -> None:
+        """If all workers together have more than the limit, one of them has more than its share of it."""
+        if count * self.workers > self.calls_max:
+            part.suspects.add(tid)
 
     def _later(self, call: Call | None) -> None:
         if call is not None:
@@ -203,10 +212,8 @@ class Exchange(ABC):
         calls[place] = call
         if len(calls) == 1:
             part.calls[tid] = calls
-        if len(calls) * self.workers > self.calls_max:
-            part.suspects.add(tid)
-            return None
-        return call
+        self._count_calls(part, tid, len(calls))
+        return None if tid in part.suspects else call
 
     def cancel(self, part: Part, tid: int, place: bytes) -> None:
         if part.predictions and part.at < len(part.rows):

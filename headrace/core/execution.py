@@ -218,6 +218,8 @@ class OrderedContext(SerialContext):
         return state
 
     def put(self, value: Any) -> None:
+        if self._deltas:
+            self._read = True  # whether a merge before it failed depends on the state
         self._deltas = None
         if type(value) is int and value < HIGH and value > LOW:
             self._state = value
@@ -225,6 +227,7 @@ class OrderedContext(SerialContext):
             self._state = self._seal(value)
 
     def delete(self) -> None:
+        self._read |= bool(self._deltas)
         self._deltas = None
         self._state = MISSING
 

@@ -168,7 +168,7 @@ class OrderedExecutor(Repair):
                 call.deltas = context._deltas
             elif state is before:
                 call.read = True
-        if tid in part.calls:
+        if tid in part.calls or self.calls_max < self.workers:
             self._register(part, call)
         else:
             part.calls[tid] = call
@@ -185,8 +185,6 @@ class OrderedExecutor(Repair):
             self._learn(call.entry, call.key, call.args, self.transaction.queue)
         if self.transaction.is_marked:
             self._count_marks(part, call.order[0], self.transaction)
-        if self.calls_here(part, call.order[0]) * self.workers > self.calls_max:
-            part.suspects.add(call.order[0])
 
     def _expect(self, part: Part, call: Call, caller: Caller | None = None) -> None:
         """Before a call starts: who awaits it, and which of its calls others make too because they are predicted."""
@@ -289,7 +287,8 @@ class OrderedExecutor(Repair):
 
     def install(self, part: Part, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
         """A write of a transaction that ran alone."""
-        call = self._registered(part, tid, order.awaited(order.ROOT, n, self.me), entry, key, ())
+        call = Call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
+        self._keep(part, call)
         chain, at = self._link(call, call)
         call.seen, call.new = value_before(chain, at, tid, self.aborted), state
         call.read = call.must_run = False
@@ -297,7 +296,8 @@ class OrderedExecutor(Repair):
 
     def done(self, part: Part, tid: int, entry: Entry, key: Key, result: Any) -> None:
         """The root of a transaction that ran alone: it only stands for the result."""
-        call = self._registered(part, tid, order.ROOT, entry, key, ())
+        call = Call((tid, order.ROOT), entry, key, ())
+        self._keep(part, call)
         call.result, call.must_run = result, False
 
     def let_all_go(self) -> None:

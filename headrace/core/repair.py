@@ -422,8 +422,7 @@ class Repair(Exchange):
         self.running = 0
         failure = Failure(*describe(error), call.entry.name, call.key)
         transaction = self.transaction
-        if (self.calls_here(part, tid) + len(transaction.queue)) * self.workers > self.calls_max:
-            part.suspects.add(tid)  # it may have made one call too many before it failed
+        self._count_calls(part, tid, self.calls_here(part, tid) + len(transaction.queue))
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
             transaction.reset()
@@ -444,6 +443,7 @@ class Repair(Exchange):
         if call.frame is not None:
             call.frame.is_running = False
             self._trim(call, call.frame)
+            self._take_back(part, call, call.frame, n)
         place = record.order[1]
         if call.failure is not None:
             if call.failed_at == place and same_failure(call.failure, failure):
@@ -491,10 +491,19 @@ class Repair(Exchange):
         if n in frame.segments:
             self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
         self._trim(call, frame)
+        self._take_back(part, call, frame, n)
         if call.entry.context is context:
             self._rebind(call.entry)
         if call.failure is not None:
             self._mend(part, call)
+
+    def _take_back(self, part: Part, call: Call, frame: Frame, n: int) -> None:
+        """Cancel calls below number `n` that are awaited no more: a failure of theirs would come before that of what is
+        awaited now. All others can wait until the call returns."""
+        made = call.made
+        if made is not None and len(made) > len(frame.awaited):
+            for m in [m for m, old in made.items() if old[0] and m < n and m not in frame.awaited]:
+                self._cancel(part, call, m, made.pop(m))
 
     def _resume(self, part: Part, call: Call, frame: Frame) -> None:
         n, context, coroutine, transaction = frame.waits_for, frame.context, frame.coroutine, self.transaction

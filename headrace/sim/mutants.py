@@ -10,7 +10,19 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from headrace.core import alone, chain, channel, coordinator, exchange, ingress, ordered, prediction, repair, worker
+from headrace.core import (
+    alone,
+    chain,
+    channel,
+    coordinator,
+    egress,
+    exchange,
+    ingress,
+    ordered,
+    prediction,
+    repair,
+    worker,
+)
 from headrace.sim.run import simulate
 from headrace.wire.messages import Body, Frame
 
@@ -171,6 +183,22 @@ def spares_the_poisoned(right: Any) -> Any:
     return suspect
 
 
+def answers_again(right: Any) -> Any:
+    """After a recovery, a reply that has left leaves once more."""
+
+    def answer(self: Any, effects: list[Any]) -> None:
+        before = list(self.waiting)
+        right(self, effects)
+        if self.term > 1:
+            self.waiting += [submission for submission in before if submission not in self.waiting][:1]
+
+    return answer
+
+
+def answers_early(right: Any) -> Any:
+    return lambda self: self.last is None or self.last.phase != "open"
+
+
 # --- ordered execution ------------------------------------------------------------------------------------------------
 
 
@@ -188,6 +216,10 @@ def shows_aborted_writes(right: Any) -> Any:
 
 def says_one_is_true(right: Any) -> Any:
     return lambda one, other: bool(one == other)
+
+
+def merges_backwards(right: Any) -> Any:
+    return lambda self, part, call, state, deltas: right(self, part, call, state, deltas[::-1])
 
 
 def cancels_nothing(right: Any) -> Any:
@@ -251,9 +283,12 @@ MUTANTS = (
     Mutant("a copy of the state lacks an entity", coordinator.Coordinator, "_copied", copies_too_early),
     Mutant("what a copy holds is run again", coordinator.Coordinator, "_copied", aliases_the_copy),
     Mutant("who overran gets another chance for ever", coordinator.Coordinator, "_suspect", spares_the_poisoned, 36),
+    Mutant("a reply leaves twice after a recovery", coordinator.Coordinator, "_answer", answers_again),
+    Mutant("a reply leaves before its epoch is final", egress.Submission, "is_final", answers_early),
     Mutant("those above a late call are not repaired", ordered.OrderedExecutor, "_ripple", repairs_nobody),
     Mutant("aborted writes are seen", chain, "value_before", shows_aborted_writes, 2),
     Mutant("1 is True", chain, "same", says_one_is_true, 45),
+    Mutant("merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 30),
     Mutant("cancelled calls stay", ordered.OrderedExecutor, "cancel", cancels_nothing, 128),
     Mutant("a failure that was mended stays", ordered.OrderedExecutor, "mended", hears_no_mending, 15),
     Mutant("an abort is never taken back", ordered.OrderedExecutor, "revive", revives_nobody, 15),

@@ -102,6 +102,9 @@ class Programs(Workload):
         self.bodies = [
             [step_of(rng, self.keys, scalars, count, is_odd) for _ in range(rng.randint(1, 5))] for _ in range(count)
         ]
+        for body in self.bodies:
+            if scalars is SCALARS and rng.random() < 0.4:
+                body += [("merge", rng.choice((1, 2))), ("merge", rng.choice((3, 4))), ("end",)]
         operators = (
             app.operator("plain"),
             app.operator("lists", combine=concatenate),
@@ -171,6 +174,8 @@ class Programs(Workload):
                 ctx.put({acc})
             elif kind == "return a set" and acc % given[0] == 0:
                 return {acc}
+            elif kind == "end":  # without a look at the state: so merges alone do not depend on it
+                return acc
             elif kind == "return the state":
                 return ctx.get("nothing")
             elif kind == "return" and acc % given[0] == 0:

@@ -330,8 +330,10 @@ class World:
         self.step(self.coordinator, Submit(batches))
 
     def _answer(self, node: Node, effect: Any) -> bytes:
-        then, is_misuse, _ = self.tokens.pop(effect.token)
         answers: Answers = effect.answers
+        if effect.token not in self.tokens:
+            raise Broken(f"submission {effect.token} was answered twice: {answers.ids}")
+        then, is_misuse, _ = self.tokens.pop(effect.token)
         if not is_misuse:
             self.history.answer(answers)
             then(answers)
