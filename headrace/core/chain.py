@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -34,13 +34,8 @@ NOT_YET: Any = object()  # no result so far
 NOTHING: Any = MappingProxyType({})  # stands for a dict that most never need
 
 
-class Caller(NamedTuple):
-    """Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
-
-    worker: int
-    size: int
-    depth: int
-    attempt: int
+Caller = tuple[int, int, int, int]
+"""Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
 
 
 class Call:

@@ -27,7 +27,7 @@ from headrace.wire import messages as wire
 from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended, Revived, Rows
 from headrace.wire.values import Key
 
-NOBODY = Caller(0, 0, 0, 0)
+NOBODY: Caller = (0, 0, 0, 0)
 Start = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 
 
@@ -123,6 +123,8 @@ class Exchange(ABC):
             if not queue:
                 return
             made = call.made = {}
+        elif len(made) == len(queue) and call.frame is not None and len(call.frame.awaited) == len(queue):
+            return  # all of them were awaited
         n = 0
         for entry, key, args, *is_awaited in queue:
             n += 1
@@ -165,8 +167,8 @@ class Exchange(ABC):
 
     def _caller(self, call: Call, n: int) -> Caller:
         """A call, as the caller of its call number `n`."""
-        depth = 1 if call.caller is None else call.caller.depth + 1
-        return Caller(self.me, len(call.order[1]), depth, call.frame.attempt(n))  # type: ignore[union-attr]
+        depth = 1 if call.caller is None else call.caller[2] + 1
+        return (self.me, len(call.order[1]), depth, call.frame.attempt(n))  # type: ignore[union-attr]
 
     def _owner(self, entry: Entry, key: Key) -> int:
         return entry.owners.get(key) or self.shards.owner(entry.operator, key)
@@ -331,7 +333,7 @@ class Exchange(ABC):
             tid = row.tid
             if isinstance(row, wire.Made):
                 size, entry = row.caller_size, entries[row.function]
-                caller = Caller(source, size, row.depth, row.attempt) if size else None
+                caller = (source, size, row.depth, row.attempt) if size else None
                 self._later(self.arrive(part, tid, row.place, entry, row.key, row.args, caller))
             elif isinstance(row, Answered):
                 call = self.answered(part, tid, row.place, row.number, row.attempt, row.result)

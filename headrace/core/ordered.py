@@ -194,7 +194,7 @@ class OrderedExecutor(Repair):
         elif place is order.ROOT:
             self._predict(part, call)
         elif place[0] == 1:
-            call.caller = Caller(part.owner(tid), 1, 1, 1)
+            call.caller = (part.owner(tid), 1, 1, 1)
 
     def _predict(self, part: Part, call: Call) -> None:
         """Calls of a root that other workers run without being told count as made."""

@@ -271,18 +271,20 @@ class Repair(Exchange):
         queue.append((entry, key, args, True))
         n = len(queue)
         frame.awaited.append(n)
-        if call.made is None:
-            call.made = {}
-        is_own = self.nested < NESTED_MAX and self._owner(entry, key) == self.me
-        if is_own and n not in call.made and call.order[0] not in part.suspects:
+        made = call.made
+        if made is None:
+            made = call.made = {}
+        if n in made:
+            old = made[n]
+            if not old[0] or old[1] is not entry or old[2] is not key or old[3] is not args:
+                self._later(self._await(part, call, frame, n, (True, entry, key, args)))
+        elif self.nested < NESTED_MAX and self._owner(entry, key) == self.me and call.order[0] not in part.suspects:
             if n in frame.attempts:
                 frame.make_again(n)
-            call.made[n] = (True, entry, key, args)
+            made[n] = (True, entry, key, args)
             self._run_within(part, call, n, context)
         else:
-            callee = self._await(part, call, frame, n, (True, entry, key, args))
-            if callee is not None:
-                self._queue(callee)
+            self._later(self._await(part, call, frame, n, (True, entry, key, args)))
         if n in frame.answers:
             return n
         self._suspend(part, call, frame, n, context, coroutine)
@@ -464,7 +466,7 @@ class Repair(Exchange):
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
             raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
-        if call.caller is not None and call.caller.depth >= self.depth_max:
+        if call.caller is not None and call.caller[2] >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
 
     def _await(self, part: Part, call: Call, frame: Frame, n: int, wanted: Made) -> Call | None:
