@@ -1,6 +1,7 @@
 """The one configuration object: every limit and every interval, each with its unit in its name.
 
-Limits that can change a result (`*_max` of calls, depth, bytes) count; none of them measures time.
+Limits that can change a result (`*_max` of calls, depth, bytes) count. Only `wall_limit_us` measures time, and what it
+decides becomes part of the log.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Config:
     # A function's calls are predicted once so many runs of it were alike.
     predict_after_runs: int = 16
 
-    # A function that runs longer than this is stopped with its worker, and its transaction aborts by decree.
+    # A transaction whose functions keep one worker busy for longer than this is stopped with the worker, and aborts by
+    # decree.
     wall_limit_us: int = 10_000_000
 
     # A worker that is silent for this long is taken for lost.

@@ -185,10 +185,10 @@ def plant(monkeypatch: pytest.MonkeyPatch, name: str, mistake: Any) -> None:
         monkeypatch.setattr(module, name, mistake)
 
 
-def tree(shape: Sequence[Any], share: int, split: Callable[[list[int]], int]) -> list[int]:
+def tree(shape: Sequence[Any], share: int, split: Callable[[set[int]], int]) -> list[int]:
     """The shares that come back from a call of this shape (a list of the calls it makes) that was given `share`: every
     call takes half of what its caller holds, and what is left comes back."""
-    held, returned = [share], []
+    held, returned = {share}, []
     for called in shape:
         returned += tree(called, split(held), split)
-    return returned + held
+    return returned + sorted(held)

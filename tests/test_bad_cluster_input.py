@@ -379,7 +379,7 @@ IDLE = Idle(2, [0] * 4, [0] * 4, [], {}, [], {}, [])
 MISPLACED: dict[str, tuple[int, int, Any]] = {
     "a worker gets a report": (0, 1, IDLE),
     "a worker gets shown state": (0, 1, Shown(1, [])),
-    "a worker begins a term": (2, 1, Begin([1], 1, 1, 0, [])),
+    "a worker begins a term": (2, 1, Begin([1], 1, 1, [])),
     "a worker gives an epoch": (2, 1, Run(9, "ordered", (1, 1, 1), 0, [], [], None, [], [])),
     "a worker ends an epoch": (2, 1, Final(2)),
     "a worker has one run alone": (2, 1, Alone(2, 6, [])),

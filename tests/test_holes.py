@@ -73,7 +73,7 @@ def bounce(ctx: Context, keys: list[str], last: str, left: int) -> None:
         ctx.call_async(add, last, 1)
 
 
-def about_one(shares: list[int]) -> bool:
+def about_one(shares: set[int]) -> bool:
     """As published: floats, and a tolerance of 1e-9."""
     return sum(2.0**-share for share in shares) >= 1 - 1e-9
 
@@ -99,7 +99,7 @@ def test_b1_a_root_is_never_done_while_a_call_is_under_way() -> None:
 
 
 def test_b1_with_floats_it_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, "adds_up_to_one", about_one)
+    plant(monkeypatch, "is_whole", about_one)
     assert bounced().replies, "answered, though the last call has not arrived"
 
 

@@ -44,7 +44,7 @@ class RunAlone:
         """`own` gives the state of an entity of this worker's; a LookupError says that it is another's."""
         self.own, self.tid = own, tid
         self.before: dict[Entity, Any] = {}  # as it was below the TID
-        self.wanted: Entity | None = None
+        self.wanted: list[Entity] = []  # to be lent before it can run on
         self.program = Program(program.app, program.config, program, table=lambda operator: LentTable(operator, self))
         self.executor = SerialExecutor(self.program)
 
@@ -55,11 +55,20 @@ class RunAlone:
         try:
             state = self.own(entity)
         except LookupError:
-            self.wanted = self.wanted or entity
+            if not self.wanted:
+                waiting = [(entry.operator.name, key) for entry, key, _ in self.executor.transaction.queue]
+                self.wanted = [other for other in {entity: None, **dict.fromkeys(waiting)} if self._is_strange(other)]
             raise Unknown from None
         self.before[entity] = state
         if state is not MISSING:
             self.program.tables[entity[0]][entity[1]] = state
+
+    def _is_strange(self, entity: Entity) -> bool:
+        """Is it another worker's, and not lent yet?"""
+        try:
+            return entity not in self.before and self.own(entity) is self
+        except LookupError:
+            return True
 
     def run(self, number: int, key: Key, args: Args, decree: str | None) -> tuple[Any, Failure | None] | None:
         """Result or failure; None if `wanted` has to be lent first. With a decree it fails for that reason."""
@@ -68,14 +77,14 @@ class RunAlone:
         for (operator, known), state in self.before.items():
             if state is not MISSING:
                 self.program.tables[operator][known] = state
-        self.wanted = None
+        self.wanted = []
         epoch = Epoch(0, 0, 0)
         entry = self.program.numbered[number]
         epoch.entries = [entry if decree is None else self.executor.decreed(entry, decree)]
         epoch.keys, epoch.args = [key], [args]
         epoch.tids = range(self.tid, self.tid + 1)
         self.executor.run(epoch)
-        if self.wanted is not None:
+        if self.wanted:
             return None
         return epoch.results[0], epoch.failures.get(0)
 

@@ -119,7 +119,7 @@ class Frame:
     )
 
     def __init__(self) -> None:
-        self.awaited: list[int] = []  # the numbers of the calls it awaited so far
+        self.awaited: dict[int, None] = {}  # the numbers of the calls it awaited so far
         self.answers: dict[int, Any] = {}  # by the call's number; sealed
         self.attempts: dict[int, int] = NOTHING  # the right answer's, for calls made anew; else 1
         self.segments: dict[int, Segment] = NOTHING  # what it did after the answer to the call with this number

@@ -28,6 +28,7 @@ from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.engine import Answer, Engine, Refuse, Submit
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.placement import ShardMap, shard_of
+from headrace.core.shares import add_share, is_whole
 from headrace.core.worker import in_parts
 from headrace.errors import ConfigError, HeadraceError, NotDeterministic
 from headrace.model.app import App
@@ -110,7 +111,7 @@ class Flight:
         self.results: dict[int, list[Any]] = {}  # and the results of its roots with it
         self.first: dict[int, list[Any]] = {}  # those that came ahead of the next report
         self.sent: dict[int, int] = {}  # messages about it to each worker
-        self.shares: list[int] = []  # that came back
+        self.shares: set[int] = set()  # that came back
         self.suspects: set[int] = set()
 
 
@@ -260,7 +261,6 @@ class Coordinator(Engine):
         flight = self.flights[epoch.number] = Flight(epoch, mode, is_lone, rows)
         tids = epoch.tids
         numbers = [entry.number for entry in epoch.entries]
-        tid_list = set(tids)
         run = Run(
             epoch.number,
             mode,
@@ -269,8 +269,8 @@ class Coordinator(Engine):
             epoch.keys,
             epoch.args,
             None if is_lone else self._news(),
-            sorted(self.poisoned & tid_list) if self.poisoned else [],
-            sorted(tid for tid in self.overran if tid in tid_list and tid not in self.poisoned) if self.overran else [],
+            sorted(tid for tid in self.poisoned if tid in tids),
+            sorted(tid for tid in self.overran if tid in tids and tid not in self.poisoned),
             is_lone,
         )
         to = [worker for worker in rows if rows[worker]] if is_lone else list(rows)
@@ -298,12 +298,12 @@ class Coordinator(Engine):
         flight.results[worker] = flight.first.pop(worker, []) + idle.results
         flight.suspects.update(idle.suspects)
         self.worker_stats[worker] = idle.stats
+        learned: dict[int, list[Any]] = {}
         for template in idle.learned:
-            known = self.predictions.setdefault(template[0], [])
-            if all(template[1] != other[1] for other in known):
-                known.append(template)
-        if idle.shares is not None:
-            flight.shares += idle.shares
+            learned.setdefault(template[0], []).append(template)
+        self.predictions = learned | self.predictions  # who was first told all of a function's calls
+        for share in idle.shares or ():
+            add_share(flight.shares, share)
         if not self._has_settled(flight):
             return
         self.stats["rounds"] += 1
@@ -314,7 +314,7 @@ class Coordinator(Engine):
 
     def _has_settled(self, flight: Flight) -> bool:
         if flight.is_lone:
-            return adds_up_to_one(flight.shares)
+            return is_whole(flight.shares)
         reports = flight.idle
         if len(reports) < self.workers:
             return False
@@ -346,6 +346,7 @@ class Coordinator(Engine):
         for worker in flight.idle:
             effects.append(self.channels.send(now_us, worker, Final(epoch.number)))
         del self.flights[epoch.number]
+        self.alone.difference_update(epoch.tids)
         if not was_final:
             epoch.phase = FINAL
             self.aborted += len(epoch.failures)
@@ -367,7 +368,9 @@ class Coordinator(Engine):
         known = epoch.final_rows
         again = min(known, stop)
         for row in range(again):
-            if failures.get(row) != epoch.failures.get(row) or not same(results[row], epoch.results[row]):
+            if not same_outcome(failures.get(row), epoch.failures.get(row)) or not same(
+                results[row], epoch.results[row]
+            ):
                 call = f"{epoch.entries[row].name} of {shown(epoch.keys[row])}"
                 raise NotDeterministic(
                     f"TID {epoch.tids[row]} ({call}) gave another result when it was run again: "
@@ -461,7 +464,7 @@ class Coordinator(Engine):
             )
         for worker, all_entities in owned.items():
             for entities, is_last in in_parts(all_entities, self.config.entities_per_frame_max):
-                begin = Begin(self.shards.owners, self.shards.version, self.workers, self.copied_tid, entities, is_last)
+                begin = Begin(self.shards.owners, self.shards.version, self.workers, entities, is_last)
                 effects.append(self.channels.send(now_us, worker, begin))
 
     def _recover(self, now_us: int, worker: int, effects: list[Effect]) -> None:
@@ -477,6 +480,9 @@ class Coordinator(Engine):
     def _suspect(self, tid: int) -> None:
         """A function of this transaction did not return. If it ran on what was not final yet, that may be why: it gets
         another chance, alone. Else the transaction aborts by decree."""
+        epoch = next((epoch for epoch in self.log if tid in epoch.tids), None)
+        if epoch is None or epoch.tids.index(tid) < epoch.final_rows:
+            return  # its outcome is known: this time it was only slow
         self.overran.add(tid)
         if tid in self.alone or self.mode_now == "serial":
             self.poisoned.add(tid)
@@ -492,7 +498,7 @@ class Coordinator(Engine):
             "shard_map": self.shards.version,
             **self.stats,
             **{
-                name: sum(stats[name] for stats in self.worker_stats.values())
+                name: sum(stats[name] for stats in list(self.worker_stats.values()))
                 for name in ("ran", "ran_again", "predicted", "rows_told")
                 if self.worker_stats
             },
@@ -500,11 +506,8 @@ class Coordinator(Engine):
         }
 
 
-def adds_up_to_one(shares: list[int]) -> bool:
-    """Is the sum of 2^-k over these k exactly 1?"""
-    if not shares:
-        return False
-    smallest = max(shares)
-    total = sum(1 << (smallest - share) for share in shares)
-    assert total <= 1 << smallest, "more shares came back than were given"
-    return total == 1 << smallest
+def same_outcome(one: Failure | None, other: Failure | None) -> bool:
+    """Messages may differ: exceptions that show an object show its address."""
+    if one is None or other is None:
+        return one is other
+    return (one.code, one.type, one.function, one.key) == (other.code, other.type, other.function, other.key)

@@ -1,7 +1,7 @@
 """What calls of one worker cause elsewhere: further calls, answers, failures, aborts.
 
-The half of the ordered mode that talks. `Exchange` keeps what is known of each call's consequences and tells others
-only what has changed; `core/ordered.py` runs the calls.
+The part of the ordered mode that talks. `Exchange` keeps what is known of each call's consequences and tells others
+only what has changed; `core/repair.py` runs the calls.
 
 Rules:
 1. A call that runs again is compared with what it did before, call by call: what is the same stays under way, what has
@@ -44,6 +44,7 @@ class Part:
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
         self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
         self.suspects: set[int] = set()
+        self.touched: dict[int, set[tuple[str, Any]]] = {}  # entities that suspects wanted to call
         self.bytes: dict[int, int] = {}  # per TID, where it counts
         self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
         self.overruled: set[tuple[int, bytes]] = (
@@ -178,6 +179,7 @@ class Exchange(ABC):
         is_awaited, entry, key, _ = made
         if is_awaited and call.frame is not None:
             call.frame.attempts = {**call.frame.attempts, n: call.frame.attempt(n)}
+            call.frame.answers.pop(n, None)
         at = order.awaited(place, n, self.me) if is_awaited else order.sent(place, n, self.me)
         worker = self._owner(entry, key)
         if worker == self.me:
@@ -198,6 +200,7 @@ class Exchange(ABC):
         """A call for one of this worker's entities: a new one, or one that replaces the call at its place. It is
         returned to be run."""
         if tid in part.suspects:
+            part.touched.setdefault(tid, set()).add((entry.operator.name, key))
             return None
         if part.predictions and part.at < len(part.rows):
             part.overruled.add((tid, place))  # if it was predicted and has not started

@@ -10,7 +10,7 @@ Rules:
    is the caller's, the number, and the worker that makes it.
 3. What a frame does after an awaited call comes after all that this call did.
 
-Never here: keys, workers, what a call does.
+Never here: keys, state, what a call does.
 """
 
 from __future__ import annotations

@@ -141,8 +141,8 @@ class OrderedExecutor(Repair):
                 except StopIteration as returned:
                     result = returned.value
             is_small = type(result) is int and result < HIGH and result > LOW
-            if not is_small and not is_waiting and (caller is not None or place[0] == 1):
-                result = self.values.seal(result)  # somebody gets it
+            if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
+                result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
         except BaseException as error:
             call = self._registered(part, tid, place, entry, key, args)
             self._expect(part, call, caller)

@@ -69,15 +69,10 @@ class ShardMap:
             owners[shard] = owner
         return ShardMap(owners, self.version + 1)
 
-    def moved(self, shard: int, to: int) -> ShardMap:
-        owners = list(self.owners)
-        owners[shard] = to
-        return ShardMap(owners, self.version + 1)
-
     def owner(self, operator: Operator, key: Key) -> int:
-        cache = self._cache.get(operator)
-        if cache is None or len(cache) > CACHE_MAX:
-            cache = self._cache[operator] = {}
+        cache = self.cache_of(operator)
+        if len(cache) > CACHE_MAX:
+            cache.clear()
         owner = cache.get(key)
         if owner is None:
             owner = cache[key] = self.owners[shard_of(operator, key, len(self.owners))]

@@ -26,7 +26,7 @@ Source = int | list[Any]
 class Template:
     """One predicted call of a function."""
 
-    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "key", "n", "needs", "places")
+    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "is_fit", "key", "n", "needs", "places")
 
     def __init__(self, n: int, is_awaited: bool, entry: Entry, key: Source, args: list[Source]) -> None:
         self.n, self.is_awaited, self.entry, self.key, self.args = n, is_awaited, entry, key, args
@@ -35,6 +35,7 @@ class Template:
         if all(type(source) is list for source in args):
             self.constant = tuple([source[0] for source in args])  # type: ignore[index]
         self.is_bare = entry.fits(())  # it takes no arguments
+        self.is_fit = self.constant is not None and entry.fits(self.constant)
         self.needs = 1 + max(
             [SELF, *(source for source in (key, *args) if type(source) is int)]
         )  # arguments of the caller
@@ -59,7 +60,7 @@ class Template:
         given = self.constant
         if given is None:
             given = tuple([value_of(source, key, args) for source in self.args])
-        if not self.entry.fits(given) or (kind is str and (len(target) > 64 or not target.isascii())):
+        if not (self.is_fit or self.entry.fits(given)) or (kind is str and (len(target) > 64 or not target.isascii())):
             return None
         return (self.is_awaited, self.entry, target, given)
 

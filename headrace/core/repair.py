@@ -121,7 +121,7 @@ class Repair(Exchange):
             self._ripple(call, chain, at)  # for others, what is below goes right through
 
     def _fold(self, part: Part, call: Call, state: Any, deltas: tuple[Any, ...]) -> Any:
-        combine, values = call.entry.operator.combine, self.values
+        combine, values, self.running = call.entry.operator.combine, self.values, call.order[0]
         assert combine is not None
         for delta in deltas:
             if state is MISSING:
@@ -129,6 +129,7 @@ class Repair(Exchange):
             else:
                 state = values.seal(combine(values.unseal(state), values.unseal(delta)))
                 self._count_bytes(part, call.order[0], size_of(state))
+        self.running = 0
         return state
 
     def _ripple(self, call: Call, chain: Chain, at: int) -> None:
@@ -210,7 +211,16 @@ class Repair(Exchange):
 
     def _sealed(self, call: Call, result: Any) -> Any:
         """What one-way calls return is dropped unseen."""
-        return self.values.seal(result) if call.caller is not None or call.order[1] == order.ROOT else None
+        if call.caller is None:
+            return self.values.seal(result) if call.order[1] == order.ROOT else None
+        return self._for_caller(result)
+
+    def _for_caller(self, result: Any) -> Any:
+        """A result that another call gets: if it cannot be taken apart and put together again, this one fails."""
+        sealed = self.values.seal(result)
+        if type(sealed) is bytes:
+            self.values.decode(sealed)
+        return sealed
 
     def _reset(self, transaction: Transaction) -> None:
         transaction.queue.clear()
@@ -270,7 +280,7 @@ class Repair(Exchange):
         entry, key, args = awaited.entry, awaited.key, awaited.args
         queue.append((entry, key, args, True))
         n = len(queue)
-        frame.awaited.append(n)
+        frame.awaited[n] = None
         made = call.made
         if made is None:
             made = call.made = {}
@@ -365,7 +375,9 @@ class Repair(Exchange):
         segment = frame.segments.get(n)
         if segment is None:
             segment = Segment((call.order[0], order.after(call.order[1], n)), call)
-            frame.segments = {**frame.segments, n: segment}
+            if not frame.segments:
+                frame.segments = {}
+            frame.segments[n] = segment
         return segment
 
     def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
@@ -421,9 +433,11 @@ class Repair(Exchange):
         self, part: Part, call: Call, n: int, before: Any, error: BaseException, context: Any, coroutine: Any
     ) -> None:
         tid = call.order[0]
-        self.running = 0
+        self.running = tid  # what follows may run the user's code: the text of an exception, a `finally`
         failure = Failure(*describe(error), call.entry.name, call.key)
         transaction = self.transaction
+        if isinstance(error, RecursionError | MemoryError):
+            part.suspects.add(tid)  # whether Python's stack suffices depends on what else is on it
         self._count_calls(part, tid, self.calls_here(part, tid) + len(transaction.queue))
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
@@ -530,8 +544,10 @@ class Repair(Exchange):
         del part.waiting[call]
         coroutine, frame.coroutine = frame.coroutine, None
         frame.context.retire()
+        running, self.running = self.running, call.order[0]
         with contextlib.suppress(BaseException):
             coroutine.close()
+        self.running = running
 
     # --- calls that are gone ------------------------------------------------------------------------------------------
 

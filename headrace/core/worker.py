@@ -14,6 +14,7 @@ Never here: clocks, sockets, who is alive.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from headrace.config import Config
@@ -28,6 +29,7 @@ from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import read_templates
 from headrace.core.program import MISSING, Program
+from headrace.core.shares import add_share, split_share
 from headrace.errors import BadMessage
 from headrace.model.app import App
 from headrace.wire.messages import (
@@ -55,6 +57,8 @@ PART_BYTES_MAX = 16 << 20  # of state in one frame, beyond one value
 DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
 
 
+ALONE = frozenset((Asked, Installed, Lent))  # rows about a transaction that runs alone
+
 Event = Received | Tick
 Effect = Send | SetTimer
 
@@ -67,7 +71,7 @@ class Progress:
         self.sent = [0] * (workers + 1)
         self.received = [0] * (workers + 1)
         self.is_reported = False
-        self.shares: list[int] | None = None  # of a lone epoch: what this worker holds
+        self.shares: set[int] | None = None  # of a lone epoch: what this worker holds
         self.mine: list[int] = []  # TIDs of own roots
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
         self.alone: RunAlone | None = None
@@ -168,7 +172,7 @@ class Worker:
             self.ordered.predictions = read_templates(run.predicted, self.program.numbered)
         self.ordered.begin(self._gather(run, progress))
         if run.is_lone:
-            progress.shares = [0]
+            progress.shares = {0}
         for source, traffic in self.early.pop(run.epoch, ()):
             self._take_traffic(source, traffic)
 
@@ -217,9 +221,9 @@ class Worker:
                 for template in predictions[entry]:
                     call = template.fill(key, args)
                     if call is not None:
-                        _, entry, target, given = call
-                        if (entry.owners.get(target) or owner_of(entry.operator, target)) == me:
-                            rows.append((tid, template.place(owner), entry, target, given))
+                        _, called, target, given = call
+                        if (called.owners.get(target) or owner_of(called.operator, target)) == me:
+                            rows.append((tid, template.place(owner), called, target, given))
         self.predicted += len(rows) - len(mine)
         return part
 
@@ -242,7 +246,7 @@ class Worker:
             tid, owner = traffic.lone
             part = Part(traffic.epoch, range(tid, tid + 1), [owner], {})
             progress = self.progress[traffic.epoch] = Progress(None, self.workers)
-            progress.shares = []
+            progress.shares = set()
             if self.mode != "ordered":
                 self.mode = "ordered"
                 self.ordered.bind()
@@ -255,12 +259,14 @@ class Worker:
         progress.is_reported = False
         if traffic.share is not None:
             assert progress.shares is not None
-            progress.shares.append(traffic.share)
+            add_share(progress.shares, traffic.share)
         part = self.ordered.parts[traffic.epoch]
-        ordinary = [row for row in traffic.rows if not isinstance(row, AloneRows)]
-        self.ordered.hear(part, source, ordinary)
-        if len(ordinary) < len(traffic.rows):
-            self._take_lent(part, progress, source, [row for row in traffic.rows if isinstance(row, AloneRows)])
+        rows = traffic.rows
+        if ALONE.isdisjoint(map(type, rows)):
+            self.ordered.hear(part, source, rows)
+        else:
+            self.ordered.hear(part, source, [row for row in rows if type(row) not in ALONE])
+            self._take_lent(part, progress, source, [row for row in rows if isinstance(row, AloneRows)])
 
     def _finish(self, epoch: int) -> None:
         if epoch not in self.progress:
@@ -290,11 +296,12 @@ class Worker:
             part = self.ordered.parts.get(number)
             if part is None or not self.ordered.is_idle(part):
                 continue  # messages are few if they wait for each other
-            for worker, rows in part.outbox.items():
-                progress.sent[worker] += 1
-                self.rows_told += len(rows)
-                progress.is_reported = False
-                effects.append(self.channels.send(now_us, worker, self._traffic(part, progress, rows)))
+            for worker, all_rows in part.outbox.items():
+                for rows in in_pieces(all_rows, sum(part.bytes.values())):
+                    progress.sent[worker] += 1
+                    self.rows_told += len(rows)
+                    progress.is_reported = False
+                    effects.append(self.channels.send(now_us, worker, self._traffic(part, progress, rows)))
             part.outbox.clear()
         for number, progress in self.progress.items():
             if progress.result is None:
@@ -309,7 +316,7 @@ class Worker:
     def _traffic(self, part: Part, progress: Progress, rows: list[Any]) -> Traffic:
         if progress.shares is None:
             return Traffic(part.number, rows)
-        share = split(progress.shares)
+        share = split_share(progress.shares)
         tid = part.tids[0]
         return Traffic(part.number, rows, share, (tid, part.owner(tid)))
 
@@ -329,7 +336,7 @@ class Worker:
                     results.append(None)
                 else:
                     calls = part.calls.get(tid)
-                    root = calls[order.ROOT] if type(calls) is dict else calls
+                    root = calls.get(order.ROOT) if type(calls) is dict else calls
                     result = None if root is None or tid in part.suspects else root.result
                     results.append(None if result is NOT_YET else result)
         ordered = self.ordered
@@ -339,7 +346,9 @@ class Worker:
             "predicted": self.predicted,
             "rows_told": self.rows_told,
         }
-        shares, progress.shares = progress.shares, None if progress.shares is None else []
+        shares = None if progress.shares is None else sorted(progress.shares)
+        if progress.shares:
+            progress.shares.clear()
         learned, self.ordered.learned = self.ordered.learned, []
         size, at = 0, 0
         for end, result in enumerate(results):
@@ -370,8 +379,10 @@ class Worker:
         progress.is_reported = False
         if alone.share is not None:
             assert progress.shares is not None
-            progress.shares.append(alone.share)
-        touched = {(call.entry.operator.name, call.key) for call in self.ordered.calls_of(part, tid).values()}
+            add_share(progress.shares, alone.share)
+        touched = part.touched.pop(tid, set()) | {
+            (call.entry.operator.name, call.key) for call in self.ordered.calls_of(part, tid).values()
+        }
         self.ordered.forget(part, tid)
         part.suspects.discard(tid)
         if part.owner(tid) == self.me:
@@ -390,8 +401,8 @@ class Worker:
         for row in rows:
             tid = row.tid
             if isinstance(row, Asked):
-                entity = (row.operator, row.key)
-                self.ordered.tell(part, source, Lent(tid, [(*entity, self._state_below(entity, tid))]))
+                lent = [(*entity, self._state_below(entity, tid)) for entity in row.entities]
+                self.ordered.tell(part, source, Lent(tid, lent))
             elif isinstance(row, Installed):
                 self._install(part, tid, row.entities)
             elif progress.alone is None or progress.alone.tid != tid:
@@ -416,26 +427,28 @@ class Worker:
         outcome = alone.run(number, run.keys[at], run.args[at], DECREE if tid in run.poisoned else None)
         self.alone_tid = 0
         if outcome is None:
-            assert alone.wanted is not None
-            operator, key = alone.wanted
-            owner = self.ordered.shards.owner(self.app.operators[operator], key)
-            progress.missing_lenders.add(owner)
-            self.ordered.tell(part, owner, Asked(tid, operator, key))
+            for owner, entities in self._by_owner(alone.wanted).items():
+                progress.missing_lenders.add(owner)
+                self.ordered.tell(part, owner, Asked(tid, entities))
             return
         progress.alone = None
         result, failure = outcome
         self.ordered.done(part, tid, self.program.numbered[number], run.keys[at], result)
         if failure is not None:
             part.failures[tid] = {(order.ROOT, self.me): failure}
-        by_owner: dict[int, Entities] = {}
-        for operator, key, state in alone.writes():
-            owner = self.ordered.shards.owner(self.app.operators[operator], key)
-            by_owner.setdefault(owner, []).append((operator, key, state))
-        for owner, entities in by_owner.items():
+        for owner, entities in self._by_owner(alone.writes()).items():
             if owner == self.me:
                 self._install(part, tid, entities)
             else:
                 self.ordered.tell(part, owner, Installed(tid, entities))
+
+    def _by_owner(self, entities: Iterable[Any]) -> dict[int, list[Any]]:
+        """(operator, key, ...), by the worker that owns the entity."""
+        found: dict[int, list[Any]] = {}
+        for entity in entities:
+            owner = self.ordered.shards.owner(self.app.operators[entity[0]], entity[1])
+            found.setdefault(owner, []).append(entity)
+        return found
 
     def _install(self, part: Part, tid: int, entities: Entities) -> None:
         """Writes of a transaction that ran alone become records of its TID."""
@@ -459,11 +472,12 @@ class Worker:
         return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)
 
 
-def split(shares: list[int]) -> int:
-    """Halve the largest share that is held; returns the half that leaves."""
-    at = min(range(len(shares)), key=shares.__getitem__)
-    shares[at] += 1
-    return shares[at]
+def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
+    """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch."""
+    if size < PART_BYTES_MAX:
+        return [rows]
+    count = max(1, len(rows) * PART_BYTES_MAX // size)
+    return [rows[at : at + count] for at in range(0, len(rows), count)]
 
 
 def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:

@@ -66,6 +66,10 @@ class History:
 
     def answer(self, answers: Answers) -> None:
         """Answers leave. Whatever an id was told before, it is told again."""
+        columns = (answers.tids, answers.epochs, answers.results)
+        if len(set(map(len, columns))) > 1:
+            self.violate(f"the answers to {answers.ids} have columns of different lengths: {columns!r}")
+            return
         for at, (tid, epoch, result) in enumerate(zip(answers.tids, answers.epochs, answers.results, strict=True)):
             request_id, failure = id_of(answers.ids, at), answers.failures.get(at)
             row = self.rows.get(request_id)

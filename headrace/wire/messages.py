@@ -82,7 +82,6 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True
     owners: list[int]  # shard -> worker
     version: int
     workers: int
-    final_tid: int  # everything up to here is in the state that follows
     entities: Entities
     is_last: bool = True
 
@@ -199,8 +198,9 @@ class Lent(Row, frozen=True, tag=7):
 
 
 class Asked(Row, frozen=True, tag=8):
-    operator: str
-    key: Any
+    """For the state of these entities, (operator, key)."""
+
+    entities: list[tuple[str, Any]]
 
 
 class Installed(Row, frozen=True, tag=9):

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import Config, Context
-from headrace.core.coordinator import Lost, Overran, adds_up_to_one
+from headrace.core.coordinator import Lost, Overran
 from headrace.core.epoch import FINAL
 from headrace.core.sequencing import Sequencer, Sequencing
-from headrace.core.worker import split
+from headrace.core.shares import add_share, is_whole, split_share
 from headrace.wire.messages import Alone, Answered, Begin, Final, Idle, Made, Run, Traffic
 from tests.cluster import Cluster, check_like_the_loop, looped, on, outcome, plant, tree
 from tests.paper.items import (
@@ -161,6 +161,13 @@ def unbalanced(fan_out: int, depth: int) -> list[Any]:
     return shape
 
 
+def adds_up_to_one(shares: Sequence[int]) -> bool:
+    held: set[int] = set()
+    for share in shares:
+        add_share(held, share)
+    return is_whole(held)
+
+
 def float_shares(shape: Sequence[Any], share: float = 1.0) -> list[float]:
     """As published in code: each call gets an equal part, as a float; only calls that make none give theirs back."""
     return [part for called in shape for part in float_shares(called, share / len(shape))] if shape else [share]
@@ -172,7 +179,7 @@ SHAPES = {"figure 6": FIGURE_6, "fan-out 2, depth 30": unbalanced(2, 30), "fan-o
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_shares_add_up_to_one_exactly_when_the_last_call_is_back(shape: Any) -> None:
     """5.3. Ours are halves, so a share travels as one small integer; a call that ends gives back what it kept."""
-    shares = tree(shape, 0, split)
+    shares = tree(shape, 0, split_share)
     assert adds_up_to_one(shares)
     for missing in range(len(shares)):
         assert not adds_up_to_one(shares[:missing] + shares[missing + 1 :])
