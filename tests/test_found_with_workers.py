@@ -1,0 +1,179 @@
+"""What reviews and the simulator found in the ordered mode, so that it stays found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from headrace import App, Context
+from headrace.core.coordinator import Lost, Overran
+from headrace.core.worker import Worker
+from tests.cluster import Cluster, on, outcome, serially
+
+app = App("found")
+thing = app.operator("thing")
+
+
+@thing.register
+def add(ctx: Context, amount: int) -> int:
+    ctx.put(ctx.get(0) + amount)
+    return ctx.get(0)
+
+
+@thing.register
+def show_an_object(ctx: Context) -> None:
+    raise ValueError(f"no {object()}")
+
+
+@thing.register
+def spread(ctx: Context, keys: list[str]) -> None:
+    for key in keys:
+        ctx.call_async(add, key, 1)
+
+
+@dataclasses.dataclass
+class Picky:
+    value: int
+
+
+def set_value(picky: Any, value: int) -> None:
+    if value > 5:
+        raise AttributeError("too large")
+    picky.__dict__["_value"] = value
+
+
+Picky.value = property(lambda picky: picky.__dict__["_value"], set_value)  # type: ignore[assignment]
+app.record(Picky)
+
+
+@thing.register
+def give(ctx: Context, value: int) -> Picky:
+    picky = object.__new__(Picky)
+    picky.__dict__["_value"] = value
+    return picky
+
+
+@thing.register
+async def get(ctx: Context, key: str, value: int) -> int:
+    picky = await ctx.call(give, key, value)
+    return picky.value  # type: ignore[no-any-return]
+
+
+@thing.register
+async def count_down(ctx: Context, key: str, rounds: int) -> int:
+    for _ in range(rounds):
+        ctx.put(ctx.get(0) + await ctx.call(add, key, 1))
+    return ctx.get(0)  # type: ignore[no-any-return]
+
+
+@thing.register
+async def deep_below(ctx: Context, keys: list[str], levels: int) -> int:
+    """Python's stack is nearly used up, below some calls that wait."""
+    if levels:
+        return await ctx.call(deep_below, keys[levels % len(keys)], keys, levels - 1)  # type: ignore[no-any-return]
+    return depth_of(930)
+
+
+def depth_of(depth: int) -> int:
+    return 1 + depth_of(depth - 1) if depth else 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_transaction_that_was_answered_is_never_condemned(workers: int) -> None:
+    cluster = Cluster(app, workers)
+    before = [outcome(reply) for reply in cluster.run([(add, "a", 1), (add, "b", 1)])]
+    for _ in range(3):
+        cluster.submit(Overran(1, 1))
+        cluster.settle()
+    assert before == [("ok", 1), ("ok", 1)]
+    assert [outcome(reply) for reply in cluster.run([(add, "a", 1)])] == [("ok", 2)]
+    assert not cluster.coordinator.poisoned
+
+
+def test_a_replay_may_show_another_address() -> None:
+    cluster = Cluster(app, 2)
+    cluster.run([(show_an_object, "a"), (add, "a", 1)])
+    elsewhere = [object() for _ in range(10_001)]
+    cluster.submit(Lost(1))
+    cluster.settle()
+    assert [outcome(reply) for reply in cluster.run([(add, "a", 1)])] == [("ok", 2)]
+    assert elsewhere
+
+
+@pytest.mark.parametrize("value", [1, 9])
+@pytest.mark.parametrize("callee", [on(1, workers=2), on(2, workers=2)])
+def test_a_result_that_cannot_be_put_together_fails_where_it_was_made(value: int, callee: str) -> None:
+    calls = [(get, on(1, "root", workers=2), callee, value)]
+    cluster = Cluster(app, 2, "ordered")
+    assert [outcome(reply) for reply in cluster.run(calls)] == serially(app, calls)[0]
+
+
+def test_a_suspect_that_writes_more_than_its_share_settles() -> None:
+    keys = [on(worker, f"k{n}") for n in range(4) for worker in (1, 2, 3)]
+    calls = [(spread, keys[0], keys)]
+    cluster = Cluster(app, 3, calls_max=len(keys))
+    assert [outcome(reply) for reply in cluster.run(calls)] == [("ok", None)]
+    assert cluster.coordinator.metrics()["alone"] == 1
+    assert cluster.state() == {("thing", key): 1 for key in keys}
+
+
+def test_a_transaction_that_runs_alone_asks_for_many_entities_at_once() -> None:
+    keys = [on(worker, f"k{n}", workers=2) for n in range(150) for worker in (1, 2)]
+    cluster = Cluster(app, 2, calls_max=len(keys))
+    cluster.settle()
+    before = cluster.messages
+    cluster.run([(spread, keys[0], keys)])
+    assert cluster.coordinator.metrics()["alone"] == 1
+    assert cluster.messages - before < 30
+
+
+def test_awaits_in_a_loop_cost_no_more_each_than_few_do() -> None:
+    keys = on(1, workers=2), on(2, workers=2)
+    cluster = Cluster(app, 2, "ordered")
+    cluster.settle()
+    for rounds in (20, 200):
+        cluster.run([(count_down, keys[0], keys[1], rounds)])
+    shares = [share for idle in cluster.sent if hasattr(idle.body, "shares") for share in idle.body.shares or ()]
+    assert max(shares) < 500
+
+
+def test_whether_the_stack_suffices_does_not_depend_on_the_workers() -> None:
+    keys = [on(1, workers=2), on(1, "j", workers=2)]
+    calls = [(deep_below, keys[0], keys, 14)]
+    cluster = Cluster(app, 2, "ordered")
+    cluster.run(calls)
+    assert cluster.coordinator.metrics()["alone"] <= 1
+    assert outcome(cluster.replies[0][0])[0] == serially(app, calls)[0][0][0]
+
+
+def test_an_onlooker_sees_whose_code_runs_also_outside_a_function() -> None:
+    """In the text of an exception, in a `finally` after an abort, in a combine that runs again."""
+    seen: list[int] = []
+    watched = App("watched")
+    worker: Worker | None = None
+
+    class Talkative(Exception):
+        def __str__(self) -> str:
+            seen.append(worker.running if worker else 0)
+            return "talkative"
+
+    operator = watched.operator("operator")
+
+    @operator.register
+    def fail(ctx: Context) -> None:
+        raise Talkative
+
+    cluster = Cluster(watched, 2)
+    cluster.settle()
+    worker = cluster.workers[1]
+    [reply] = cluster.run([(fail, on(1, workers=2))])
+    assert seen == [reply.tid]
+
+
+def test_the_limit_of_calls_may_be_lower_than_the_number_of_workers() -> None:
+    keys = [on(worker, workers=5) for worker in (1, 2, 3, 4, 5)]
+    calls = [(spread, keys[0], keys[:count]) for count in (1, 2, 3, 4)] * 2
+    cluster = Cluster(app, 5, seed=3, calls_max=2)
+    assert [outcome(reply) for reply in cluster.run(calls)] == serially(app, calls, calls_max=2)[0]
