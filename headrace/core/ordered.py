@@ -85,7 +85,8 @@ class OrderedExecutor(Repair):
         """Rows in their order, and what they call here, as long as each is the last of its chain. What is not so simple
         goes the long way. Returns how many rows were started."""
         rows, at, heap, root = part.rows, part.at, self.heap, order.ROOT
-        queue, predictions = self.transaction.queue, part.predictions
+        transaction, predictions = self.transaction, part.predictions
+        queue = transaction.queue
         start, stop = at, min(len(rows), at + budget)
         while at < stop and not (heap and heap[0][0] < rows[at][:2]):
             todo = [rows[at]]
@@ -101,7 +102,8 @@ class OrderedExecutor(Repair):
                     if place[0] == 1 and place is not root:  # predicted, and somebody awaits it
                         self._complete(part, call, call.result)
                     else:
-                        self._returned(part, call)
+                        if entry.lessons is not None or transaction.is_marked:
+                            self._returned(part, call)
                         if queue or (place is root and entry in predictions):
                             self._send_on(part, call, todo)
         part.at = at
@@ -224,8 +226,10 @@ class OrderedExecutor(Repair):
         they were predicted. What was predicted otherwise goes the long way."""
         queue, me = self.transaction.queue, self.me
         tid, place = call.order
+        if part.suspects and tid in part.suspects:
+            return  # it will be run alone
         templates = part.predictions.get(call.entry, ()) if place is order.ROOT else ()
-        if len(queue) < len(templates) or len(queue) + self.calls_here(part, tid) > self.calls_max // self.workers:
+        if len(queue) < len(templates):
             self._expect(part, call)
             self._dispatch_sent(part, call, queue)
             return

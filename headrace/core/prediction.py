@@ -50,19 +50,19 @@ class Template:
 
     def fill(self, key: Key, args: Args) -> Made | None:
         """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""
-        source = self.key
         if len(args) < self.needs:
             return None
+        source = self.key
         target = args[source] if type(source) is int and source >= 0 else value_of(source, key, args)
-        kind = type(target)
-        if kind is not str and (kind is not int or target >= HIGH or target <= LOW):
+        if type(target) is int:
+            if target >= HIGH or target <= LOW:
+                return None
+        elif type(target) is not str or len(target) > 64 or not target.isascii():
             return None
-        given = self.constant
-        if given is None:
-            given = tuple([value_of(source, key, args) for source in self.args])
-        if not (self.is_fit or self.entry.fits(given)) or (kind is str and (len(target) > 64 or not target.isascii())):
-            return None
-        return (self.is_awaited, self.entry, target, given)
+        if self.is_fit:
+            return (self.is_awaited, self.entry, target, self.constant)  # type: ignore[return-value]
+        given = tuple([value_of(source, key, args) for source in self.args])
+        return (self.is_awaited, self.entry, target, given) if self.entry.fits(given) else None
 
     def gives(self, key: Key, args: Args, entry: Entry, target: Key, given: Args) -> bool:
         """Is this surely the call that `fill` makes of these arguments? Quick: looks only for the very same objects."""

@@ -209,15 +209,16 @@ class Worker:
         part = Part(run.epoch, tids, owners, predictions)
         poisoned, suspects = set(run.poisoned), set(run.suspects)
         part.suspects |= suspects
-        rows, mine = part.rows, progress.mine  # mine: TIDs of own roots
+        special = poisoned | suspects
+        rows, mine, root = part.rows, progress.mine, order.ROOT  # mine: TIDs of own roots
         for tid, entry, key, args, owner in zip(tids, entries, run.keys, run.args, owners, strict=True):
             if owner == me:
                 mine.append(tid)
-                if poisoned and tid in poisoned:
-                    rows.append((tid, order.ROOT, self.ordered.decreed(entry, DECREE), key, args))
-                elif not suspects or tid not in suspects:
-                    rows.append((tid, order.ROOT, entry, key, args))
-            elif entry in predictions and tid not in poisoned and tid not in suspects:
+                if not special or tid not in special:
+                    rows.append((tid, root, entry, key, args))
+                elif tid in poisoned:
+                    rows.append((tid, root, self.ordered.decreed(entry, DECREE), key, args))
+            elif entry in predictions and (not special or tid not in special):
                 for template in predictions[entry]:
                     call = template.fill(key, args)
                     if call is not None:
