@@ -38,97 +38,71 @@ Caller = tuple[int, int, int, int]
 """Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
 
 
-class Call:
-    """A call of a transaction, on the worker that owns its entity. Most calls run once, in their turn: what only others
-    need has its default in the class."""
+class Call(msgspec.Struct, eq=False):
+    """A call of a transaction, on the worker that owns its entity. As a struct, because they are made by the million;
+    the defaults are those of one that ran in its turn and is done with."""
 
-    __slots__ = ("__dict__", "args", "caller", "entry", "key", "made", "new", "order", "read", "result", "seen")
-
+    order: Order
+    entry: Entry
+    key: Key
+    args: Args
+    seen: Any = None  # the entity's sealed state before
+    new: Any = None  # and after
+    read: bool = True  # whether what it saw matters
+    result: Any = NOT_YET
+    made: Any = None  # the calls it made that are under way: by number; in a list if all are one-way
+    caller: Caller | None = None  # if somebody awaits it
+    frame: Frame | None = None  # of a coroutine that has awaited something
     deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
     failure: Failure | None = None
-    failed_at = b""
-    frame: Frame | None = None  # of a coroutine that has awaited something
+    failed_at: bytes = b""
     answered: Any = NOT_YET  # what the caller was told
-    is_linked = False  # is it in its entity's chain?
-    is_queued = False  # is it going to be looked at?
-    is_gone = False
-    must_run = True
-
-    def __init__(self, order: Order, entry: Entry, key: Key, args: Args) -> None:
-        self.order, self.entry, self.key, self.args = order, entry, key, args
-        self.caller: Caller | None = None  # if somebody awaits it
-        self.seen: Any = None  # the entity's sealed state before
-        self.new: Any = None  # and after
-        self.read = True  # whether what it saw matters
-        self.result: Any = NOT_YET
-        self.made: Any = None  # the calls it made that are under way: by number; in a list if all are one-way
+    is_linked: bool = True  # is it in its entity's chain?
+    is_queued: bool = False  # is it going to be looked at?
+    is_gone: bool = False
+    must_run: bool = False
 
     @property
     def call(self) -> Call:
         return self
 
 
-class Ran(Call):
-    """A call that ran at once, when it was the last of its chain."""
-
-    __slots__ = ()
-
-    is_linked = True
-    must_run = False
-
-    def __init__(
-        self, order: Order, entry: Entry, key: Key, args: Args, seen: Any, new: Any, read: bool, result: Any
-    ) -> None:
-        self.order, self.entry, self.key, self.args = order, entry, key, args
-        self.seen, self.new, self.read, self.result = seen, new, read, result
-        self.caller = self.made = None
+def new_call(order: Order, entry: Entry, key: Key, args: Args) -> Call:
+    """A call that has not run, and is in no chain."""
+    return Call(order, entry, key, args, is_linked=False, must_run=True)
 
 
-class Segment:
+class Segment(msgspec.Struct, eq=False):
     """What a call does after an await."""
 
-    __slots__ = ("call", "deltas", "is_gone", "is_linked", "is_queued", "new", "order", "read", "seen")
-
-    def __init__(self, order: Order, call: Call) -> None:
-        self.order, self.call = order, call
-        self.seen: Any = None
-        self.new: Any = None
-        self.deltas: tuple[Any, ...] = ()
-        self.read = True
-        self.is_linked = self.is_queued = self.is_gone = False
+    order: Order
+    call: Call
+    seen: Any = None
+    new: Any = None
+    read: bool = True
+    deltas: tuple[Any, ...] = ()
+    is_linked: bool = False
+    is_queued: bool = False
+    is_gone: bool = False
 
 
 Record = Call | Segment
 Made = tuple[bool, Entry, Key, Args]  # is it awaited?
 
 
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """A coroutine's run: what it awaited and was told, and where it stands."""
 
-    __slots__ = (
-        "answers",
-        "attempts",
-        "awaited",
-        "context",
-        "coroutine",
-        "is_running",
-        "queue",
-        "segments",
-        "unawaited",
-        "waits_for",
-    )
-
-    def __init__(self) -> None:
-        self.awaited: dict[int, None] = {}  # the numbers of the calls it awaited so far
-        self.answers: dict[int, Any] = {}  # by the call's number; sealed
-        self.attempts: dict[int, int] = NOTHING  # the right answer's, for calls made anew; else 1
-        self.segments: dict[int, Segment] = NOTHING  # what it did after the answer to the call with this number
-        self.coroutine: Any = None  # while it waits
-        self.context: Any = None
-        self.queue: list[Any] | None = None
-        self.unawaited = NOTHING
-        self.waits_for = 0
-        self.is_running = False
+    awaited: dict[int, None] = {}  # the numbers of the calls it awaited so far
+    answers: dict[int, Any] = {}  # by the call's number; sealed
+    attempts: dict[int, int] = NOTHING  # the right answer's, for calls made anew; else 1
+    segments: dict[int, Segment] = NOTHING  # what it did after the answer to the call with this number
+    coroutine: Any = None  # while it waits
+    context: Any = None
+    queue: list[Any] | None = None
+    unawaited: Any = NOTHING
+    waits_for: int = 0
+    is_running: bool = False
 
     def attempt(self, n: int) -> int:
         return self.attempts.get(n, 1)

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace.core import order
-from headrace.core.chain import NOT_YET, Call, Caller, Made, Record, same, same_call, same_target
+from headrace.core.chain import NOT_YET, Call, Caller, Made, Record, new_call, same, same_call, same_target
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Predictions
 from headrace.core.program import Args, Entry, Program
@@ -212,7 +212,7 @@ class Exchange(ABC):
                 call.answered, call.must_run = NOT_YET, True
                 return call
             self._drop(part, call)
-        call = Call((tid, place), entry, key, args)
+        call = new_call((tid, place), entry, key, args)
         call.caller = caller
         calls[place] = call
         if len(calls) == 1:

@@ -23,7 +23,7 @@ import heapq
 from typing import Any
 
 from headrace.core import order
-from headrace.core.chain import NOT_YET, Call, Caller, Frame, Ran, locate, value_before
+from headrace.core.chain import NOT_YET, Call, Caller, Frame, locate, new_call, value_before
 from headrace.core.exchange import Part, Start
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
@@ -39,6 +39,7 @@ class OrderedExecutor(Repair):
         super().__init__(program, me)
         self.parts: dict[int, Part] = {}  # in order
         self.predictions: Predictions = {}
+        self.sent_by_root = [b"", *(order.sent(order.ROOT, n, me) for n in range(1, 256))]
 
     def place(self, shards: ShardMap) -> None:
         self.shards = shards
@@ -84,31 +85,35 @@ class OrderedExecutor(Repair):
     def _run_rows(self, part: Part, budget: int) -> int:
         """Rows in their order, and what they call here, as long as each is the last of its chain. What is not so simple
         goes the long way. Returns how many rows were started."""
-        rows, at, heap, root = part.rows, part.at, self.heap, order.ROOT
-        transaction, predictions = self.transaction, part.predictions
-        queue = transaction.queue
+        rows, at, heap = part.rows, part.at, self.heap
         start, stop = at, min(len(rows), at + budget)
         while at < stop and not (heap and heap[0][0] < rows[at][:2]):
-            todo = [rows[at]]
+            todo = self._run_row(part, rows[at])
             at += 1
             for row in todo:  # which grows
-                tid, place, entry, key, args = row
-                if part.overruled and (tid, place) in part.overruled and place is not root:
-                    continue
-                call = self._run_in_turn(part, tid, place, entry, key, args)
-                if call is None:
-                    self._start(part, row)
-                elif call.frame is None and call.failure is None:
-                    if place[0] == 1 and place is not root:  # predicted, and somebody awaits it
-                        self._complete(part, call, call.result)
-                    else:
-                        if entry.lessons is not None or transaction.is_marked:
-                            self._returned(part, call)
-                        if queue or (place is root and entry in predictions):
-                            self._send_on(part, call, todo)
+                todo += self._run_row(part, row)
         part.at = at
         self.running = 0
         return at - start
+
+    def _run_row(self, part: Part, row: Start) -> list[Start]:
+        """Returns what it calls here and is next."""
+        tid, place, entry, key, args = row
+        if part.overruled and (tid, place) in part.overruled and place is not order.ROOT:
+            return []
+        call = self._run_in_turn(part, tid, place, entry, key, args)
+        if call is None:
+            self._start(part, row)
+        elif call.frame is None and call.failure is None:
+            if place[0] == 1 and place is not order.ROOT:  # predicted, and somebody awaits it
+                self._complete(part, call, call.result)
+                return []
+            transaction = self.transaction
+            if entry.lessons is not None or transaction.is_marked:
+                self._returned(part, call)
+            if transaction.queue or (place is order.ROOT and entry in part.predictions):
+                return self._send_on(part, call)
+        return []
 
     def _run_in_turn(
         self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
@@ -153,7 +158,7 @@ class OrderedExecutor(Repair):
             self._fail(part, call, 0, before, error, context, None)
             return call
         state = context._state
-        call = Ran((tid, place), entry, key, args, before, state, context._read, result)
+        call = Call((tid, place), entry, key, args, before, state, context._read, result)
         if chain is None:
             chains[key] = call
         elif type(chain) is list:
@@ -221,32 +226,34 @@ class OrderedExecutor(Repair):
                 self.learned += entry.lessons.templates(entry)
             entry.lessons = None
 
-    def _send_on(self, part: Part, call: Call, todo: list[Start]) -> None:
+    def _send_on(self, part: Part, call: Call) -> list[Start]:
         """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
         they were predicted. What was predicted otherwise goes the long way."""
         queue, me = self.transaction.queue, self.me
         tid, place = call.order
         if part.suspects and tid in part.suspects:
-            return  # it will be run alone
-        templates = part.predictions.get(call.entry, ()) if place is order.ROOT else ()
-        if len(queue) < len(templates):
-            self._expect(part, call)
-            self._dispatch_sent(part, call, queue)
-            return
-        told = []
+            return []  # it will be run alone
+        is_root = place is order.ROOT
+        templates = part.predictions.get(call.entry, ()) if is_root else ()
+        predicted, told = len(templates), []
+        todo: list[Start] = []
         for n, (entry, key, args) in enumerate(queue, start=1):
-            if n <= len(templates) and not templates[n - 1].gives(call.key, call.args, entry, key, args):
-                del todo[1:]  # only a root has predictions, and it is the first
-                self._expect(part, call)
-                self._dispatch_sent(part, call, queue)
-                return
+            if n <= predicted and not templates[n - 1].gives(call.key, call.args, entry, key, args):
+                break
             if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == me:
-                todo.append((tid, order.sent(place, n, me), entry, key, args))
-            elif n > len(templates):
+                at = self.sent_by_root[n] if is_root and n < 256 else order.sent(place, n, me)
+                todo.append((tid, at, entry, key, args))
+            elif n > predicted:
                 told.append(n)
-        call.made = queue.copy()
-        for n in told:
-            self._later(self._make(part, call, n, (False, *queue[n - 1])))
+        else:
+            if len(queue) >= predicted:
+                call.made = queue.copy()
+                for n in told:
+                    self._later(self._make(part, call, n, (False, *queue[n - 1])))
+                return todo
+        self._expect(part, call)
+        self._dispatch_sent(part, call, queue)
+        return []
 
     def _start(self, part: Part, row: Start) -> None:
         """A row, the long way."""
@@ -291,7 +298,7 @@ class OrderedExecutor(Repair):
 
     def install(self, part: Part, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
         """A write of a transaction that ran alone."""
-        call = Call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
+        call = new_call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
         self._keep(part, call)
         chain, at = self._link(call, call)
         call.seen, call.new = value_before(chain, at, tid, self.aborted), state
@@ -300,7 +307,7 @@ class OrderedExecutor(Repair):
 
     def done(self, part: Part, tid: int, entry: Entry, key: Key, result: Any) -> None:
         """The root of a transaction that ran alone: it only stands for the result."""
-        call = Call((tid, order.ROOT), entry, key, ())
+        call = new_call((tid, order.ROOT), entry, key, ())
         self._keep(part, call)
         call.result, call.must_run = result, False
 

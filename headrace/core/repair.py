@@ -30,6 +30,7 @@ from headrace.core.chain import (
     Segment,
     chain_of,
     locate,
+    new_call,
     same,
     same_call,
     value_before,
@@ -93,7 +94,7 @@ class Repair(Exchange):
             self._resume(part, call, call.frame)  # type: ignore[arg-type]
 
     def _registered(self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any) -> Call:
-        call = Call((tid, place), entry, key, args)
+        call = new_call((tid, place), entry, key, args)
         self._register(part, call)
         return call
 

@@ -331,15 +331,16 @@ class Worker:
         else:
             part = self.ordered.parts[number]
             suspects = sorted(part.suspects)
-            for tid in progress.mine:
-                if tid in part.failures:
-                    failures[tid] = part.failures[tid][min(part.failures[tid])]
-                    results.append(None)
-                else:
-                    calls = part.calls.get(tid)
-                    root = calls.get(order.ROOT) if type(calls) is dict else calls
-                    result = None if root is None or tid in part.suspects else root.result
-                    results.append(None if result is NOT_YET else result)
+            roots = [
+                call.get(order.ROOT) if type(call) is dict else call for call in map(part.calls.get, progress.mine)
+            ]
+            results = [None if root is None or root.result is NOT_YET else root.result for root in roots]
+            if part.failures or suspects:
+                for at, tid in enumerate(progress.mine):
+                    if tid in part.failures:
+                        failures[tid] = part.failures[tid][min(part.failures[tid])]
+                    if tid in part.failures or tid in part.suspects:
+                        results[at] = None
         ordered = self.ordered
         stats = {
             "ran": ordered.ran,
