@@ -481,6 +481,8 @@ class Repair(Exchange):
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
             raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
+        if not transaction.unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
+            transaction.is_marked = False  # only the call that is awaited now had marked it
         if call.caller is not None and call.caller[2] >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
 
