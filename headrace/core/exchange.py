@@ -40,7 +40,7 @@ class Part:
         self.predictions = predictions
         self.rows: list[Start] = []  # what starts here by itself: own roots, and predicted calls
         self.at = 0  # the next of them
-        self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls by place
+        self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
         self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
         self.suspects: set[int] = set()
@@ -82,18 +82,29 @@ class Exchange(ABC):
         """Whether others see a transaction's writes has changed."""
 
     def calls_of(self, part: Part, tid: int) -> dict[bytes, Call]:
-        """A transaction's calls here, by place. (One that is alone is kept without a dict.)"""
+        """A transaction's calls here, by place. (One that is alone, or some that ran in turn, need no dict.)"""
         calls = part.calls.get(tid)
         if type(calls) is dict:
             return calls
         if calls is None:
             return {}
-        by_place = part.calls[tid] = {calls.order[1]: calls}
+        calls = calls if type(calls) is list else [calls]
+        by_place = part.calls[tid] = {call.order[1]: call for call in calls}
         return by_place
+
+    def root_of(self, part: Part, tid: int) -> Call | None:
+        """Of an own root's transaction."""
+        calls = part.calls.get(tid)
+        root: Call | None = calls
+        if type(calls) is dict:
+            root = calls.get(order.ROOT)
+        elif type(calls) is list:
+            root = calls[0]
+        return root
 
     def calls_here(self, part: Part, tid: int) -> int:
         calls = part.calls.get(tid)
-        return len(calls) if type(calls) is dict else calls is not None
+        return 0 if calls is None else 1 if type(calls) is Call else len(calls)
 
     def _register(self, part: Part, call: Call) -> None:
         self._keep(part, call)
@@ -101,10 +112,13 @@ class Exchange(ABC):
 
     def _keep(self, part: Part, call: Call) -> None:
         tid, place = call.order
-        if tid in part.calls:
-            self.calls_of(part, tid)[place] = call
-        else:
+        calls = part.calls.get(tid)
+        if calls is None:
             part.calls[tid] = call
+        elif type(calls) is list:
+            calls.append(call)
+        else:
+            self.calls_of(part, tid)[place] = call
 
     def _count_calls(self, part: Part, tid: int, count: int) -> None:
         """If all workers together have more than the limit, one of them has more than its share of it."""
@@ -261,10 +275,10 @@ class Exchange(ABC):
         """An answer has come. Returns the call that awaits it, if it can go on now."""
         call: Call | None = None
         calls = part.calls.get(tid)
-        if type(calls) is dict:
-            call = calls.get(place)
-        elif calls is not None and calls.order[1] == place:
+        if type(calls) is Call and calls.order[1] == place:
             call = calls
+        elif calls is not None:
+            call = self.calls_of(part, tid).get(place)
         if call is None and part.predictions and place == order.ROOT:  # that has not started yet
             part.early_answers.setdefault(tid, {})[n] = result
         frame = None if call is None else call.frame

@@ -175,10 +175,14 @@ class OrderedExecutor(Repair):
                 call.deltas = context._deltas
             elif state is before:
                 call.read = True
-        if tid in part.calls or self.calls_max < self.workers:
-            self._register(part, call)
-        else:
+        calls = part.calls.get(tid)
+        if calls is None and self.calls_max >= self.workers:
             part.calls[tid] = call
+        elif type(calls) is Call:
+            part.calls[tid] = [calls, call]
+            self._count_calls(part, tid, 2)
+        else:
+            self._register(part, call)
         if is_waiting:
             self._expect(part, call, caller)
             self._begin_waiting(part, call, context, coroutine, awaited)

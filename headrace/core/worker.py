@@ -331,9 +331,7 @@ class Worker:
         else:
             part = self.ordered.parts[number]
             suspects = sorted(part.suspects)
-            roots = [
-                call.get(order.ROOT) if type(call) is dict else call for call in map(part.calls.get, progress.mine)
-            ]
+            roots = [self.ordered.root_of(part, tid) for tid in progress.mine]
             results = [None if root is None or root.result is NOT_YET else root.result for root in roots]
             if part.failures or suspects:
                 for at, tid in enumerate(progress.mine):
