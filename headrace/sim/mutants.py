@@ -240,9 +240,8 @@ def answers_once(right: Any) -> Any:
     """A result that changes is not told."""
 
     def answered(self: Any, part: Any, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Any:
-        calls = part.calls.get(tid)
-        call = calls.get(place) if type(calls) is dict else calls
-        if call is not None and call.order[1] == place and call.frame is not None and n in call.frame.answers:
+        call = self.calls_of(part, tid).get(place)
+        if call is not None and call.frame is not None and n in call.frame.answers:
             return None
         return right(self, part, tid, place, n, attempt, result)
 
