@@ -54,6 +54,9 @@ class Config:
     # What a recovery replays at most: after so many transactions the coordinator takes a copy of all state.
     replay_transactions_max: int = 200_000
 
+    # A worker whose calls wait for answers reports that it is idle only after this long.
+    report_delay_us: int = 2_000
+
     # Calls that a worker runs before it looks at its messages again.
     slice_calls_max: int = 500
 
@@ -75,7 +78,11 @@ class Config:
             value = getattr(self, field.name)
             if type(value) is not int:
                 raise ConfigError(f"{field.name} is {value!r}; it must be an int")
-            least = 0 if field.name in ("epoch_interval_us", "request_id_retention_us", "request_ids_max") else 1
+            least = (
+                0
+                if field.name in ("epoch_interval_us", "report_delay_us", "request_id_retention_us", "request_ids_max")
+                else 1
+            )
             if not least <= value < 1 << 62:
                 raise ConfigError(f"{field.name} is {value}; it must be between {least} and 2**62")
         if self.value_depth_max > 200:

@@ -105,10 +105,14 @@ class OrderedExecutor(Repair):
         if call is None:
             self._start(part, row)
         elif call.frame is None and call.failure is None:
-            if place[0] == 1 and place is not order.ROOT:  # predicted, and somebody awaits it
-                self._complete(part, call, call.result)
-                return []
             transaction = self.transaction
+            if place[0] == 1 and place is not order.ROOT:  # predicted, and somebody awaits it
+                if transaction.queue or transaction.is_marked or entry.lessons is not None:
+                    self._complete(part, call, call.result)
+                else:
+                    call.answered = call.result
+                    self._answer(part, call)
+                return []
             if entry.lessons is not None or transaction.is_marked:
                 self._returned(part, call)
             if transaction.queue or (place is order.ROOT and entry in part.predictions):

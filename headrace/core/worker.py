@@ -71,6 +71,7 @@ class Progress:
         self.sent = [0] * (workers + 1)
         self.received = [0] * (workers + 1)
         self.is_reported = False
+        self.report_at_us: int | None = None  # a report that waits
         self.shares: set[int] | None = None  # of a lone epoch: what this worker holds
         self.mine: list[int] = []  # TIDs of own roots
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
@@ -112,6 +113,9 @@ class Worker:
         self._flush(now_us, effects)
         effects += self.channels.upkeep(now_us)
         due_us = now_us if self.ordered.has_work() else self.channels.next_due_us()
+        for progress in self.progress.values():
+            if progress.report_at_us is not None:
+                due_us = progress.report_at_us if due_us is None else min(due_us, progress.report_at_us)
         if due_us is not None:
             effects.append(SetTimer(due_us))
         return effects
@@ -308,11 +312,22 @@ class Worker:
             if progress.result is None:
                 if progress.alone is not None or not self.ordered.is_idle(self.ordered.parts[number]):
                     return
-                if not progress.is_reported:
+                if not progress.is_reported and self._is_time(now_us, self.ordered.parts[number], progress):
                     self._report(now_us, number, progress, effects)
                 return  # the next one only once this one is final
             if not progress.is_reported:
                 self._report(now_us, number, progress, effects)
+
+    def _is_time(self, now_us: int, part: Part, progress: Progress) -> bool:
+        """A worker whose calls wait for answers will soon have to report again: it waits a little for them, too."""
+        if progress.report_at_us is None:
+            if all(call.order[0] in self.ordered.aborted for call in part.waiting):
+                return True
+            progress.report_at_us = now_us + self.config.report_delay_us
+        if now_us >= progress.report_at_us or not part.waiting:
+            progress.report_at_us = None
+            return True
+        return False
 
     def _traffic(self, part: Part, progress: Progress, rows: list[Any]) -> Traffic:
         if progress.shares is None:
