@@ -16,7 +16,7 @@ from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
 from headrace.runtime.fleet import Fleet
 from tests.driver import Driver
-from tests.test_serializability import LOGS, MANY, PROGRAMS, app, bodies, call_of, exactly, outcome, run_oracle
+from tests.test_serializability import LOGS, MANY, PROGRAMS, app, call_of, exactly, load, outcome, run_oracle
 
 
 class Way(NamedTuple):
@@ -80,7 +80,7 @@ def run_fleet(
 @given(PROGRAMS, LOGS, WAYS)
 @settings(max_examples=10 * MANY)
 def test_ordered_epochs_give_what_a_loop_over_the_log_gives(program: Any, log: Any, way: Way) -> None:
-    bodies[:] = program
+    load(program)
     calls = list(map(call_of, log))
     expected, state = run_oracle(calls)
     replies, found, metrics = run_fleet(calls, way)
@@ -102,7 +102,7 @@ LIMITS = st.fixed_dictionaries(
 @given(PROGRAMS, LOGS, WAYS, LIMITS)
 @settings(max_examples=5 * MANY)
 def test_limits_are_met_where_a_serial_run_meets_them(program: Any, log: Any, way: Way, limits: dict[str, int]) -> None:
-    bodies[:] = program
+    load(program)
     calls = list(map(call_of, log))
     driver = Driver(app, Config(**limits))
     driver.submit(0, ("all", calls))

@@ -6,8 +6,7 @@ read decides whom a function calls, whether it aborts, and what it writes.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hypothesis import assume, event, given, settings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Reply, Runtime
 from headrace.sim.oracle import Oracle
+from headrace.sim.programs import Interpreter, arguments
 from tests.driver import Driver
 
 MANY = settings.default.max_examples  # type: ignore[union-attr]
@@ -22,120 +22,14 @@ MANY = settings.default.max_examples  # type: ignore[union-attr]
 # --- the app ----------------------------------------------------------------------------------------------------------
 
 
-class Trouble(Exception):
-    """An ordinary exception of the app's own."""
+interpreter = Interpreter("anything")
+app, FORMS = interpreter.app, interpreter.forms
 
 
-RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit)
+def load(program: list[Any]) -> None:
+    """From now on the functions run these bodies; there are as many as calls may name."""
+    interpreter.bodies = [program[body % len(program)] for body in range(4)]
 
-
-def concatenate(state: Any, delta: Any) -> Any:
-    return ((state if type(state) is list else [state]) + [delta])[-4:]
-
-
-def add_or_refuse(state: Any, delta: Any) -> Any:
-    if type(state) is not int or type(delta) is not int:
-        raise Trouble(f"cannot add {delta!r} to {state!r}")
-    return state + delta
-
-
-app = App("anything")
-OPERATORS = (
-    app.operator("plain"),
-    app.operator("lists", combine=concatenate),
-    app.operator("sums", combine=add_or_refuse),
-)
-bodies: list[list[tuple[Any, ...]]] = []  # of the example that runs
-
-
-def mix(acc: int, value: Any) -> int:
-    return zlib.crc32(repr((acc, value)).encode())
-
-
-def steps(ctx: Any, combines: bool, body: int, acc: int, fuel: int) -> Generator[Any, Any, Any]:
-    """Run a body; yields the calls it wants to make, and is sent their results."""
-    for kind, *given_ in bodies[body % len(bodies)]:
-        if kind == "get":
-            acc = mix(acc, ctx.get(*given_))
-        elif kind == "put":
-            ctx.put(given_[0])
-        elif kind == "put what was read":
-            ctx.put(acc)
-        elif kind == "append":
-            state = ctx.get([])
-            if type(state) is list:
-                state.append(given_[0])
-                ctx.put(state[-4:])
-        elif kind == "delete":
-            ctx.delete()
-        elif kind == "merge" and combines:
-            ctx.merge(given_[0])
-        elif kind == "raise" and acc % given_[0] == 0:
-            raise RAISED[acc % len(RAISED)](f"{ctx.key} at {acc}")
-        elif kind in CALL_KINDS and fuel:
-            operator, form, key, called = given_[acc % len(given_)]
-            acc = mix(acc, (yield kind, FORMS[operator][form], key, (called, acc, fuel - 1)))
-        elif kind == "return" and acc % given_[0] == 0:
-            return given_[1]
-    return acc, ctx.get("nothing")
-
-
-def drive_plain(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
-    try:
-        while True:
-            _, function, key, args = running.send(None)
-            ctx.call_async(function, key, *arguments(function, args))
-    except StopIteration as stop:
-        return stop.value
-
-
-async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
-    answer = None
-    while True:
-        try:
-            kind, function, key, args = running.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        args, answer = arguments(function, args), None
-        if kind == "send":
-            ctx.call_async(function, key, *args)
-        elif kind == "call":
-            answer = await ctx.call(function, key, *args)
-        else:
-            try:
-                answer = await ctx.call(function, key, *args)
-            except BaseException:  # what another function raised cannot be caught: all this comes to nothing
-                ctx.put("caught")
-                ctx.call_async(function, key, *args)
-                return "caught"
-            finally:
-                ctx.put(["at last", key])
-
-
-def arguments(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The wide forms take a value more, which is encoded."""
-    return (*args, [args[0], (args[1],)]) if function.name.startswith("wide") else args
-
-
-def register(operator: Any) -> tuple[Any, ...]:
-    combines = operator.combine is not None
-
-    def narrow(ctx: Any, body: int, acc: int, fuel: int) -> Any:
-        return drive_plain(ctx, steps(ctx, combines, body, acc, fuel))
-
-    def wide(ctx: Any, body, acc, fuel, payload) -> Any:  # type: ignore[no-untyped-def]
-        return drive_plain(ctx, steps(ctx, combines, body, mix(acc, payload), fuel))
-
-    async def narrow_async(ctx: Any, body: int, acc: int, fuel: int) -> Any:
-        return await drive_async(ctx, steps(ctx, combines, body, acc, fuel))
-
-    async def wide_async(ctx: Any, body, acc, fuel, payload) -> Any:  # type: ignore[no-untyped-def]
-        return await drive_async(ctx, steps(ctx, combines, body, mix(acc, payload), fuel))
-
-    return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async)))
-
-
-FORMS = [register(operator) for operator in OPERATORS]
 
 # --- random programs, logs and ways to run them -----------------------------------------------------------------------
 
@@ -151,7 +45,6 @@ VALUES = st.recursive(
     max_leaves=3,
 )
 TARGETS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3)), min_size=1, max_size=3)
-CALL_KINDS = ("call", "send", "guard")
 STEPS = st.one_of(
     st.tuples(st.just("get")),
     st.tuples(st.just("get"), SCALARS),
@@ -243,7 +136,7 @@ def exactly(state: dict[Any, Any]) -> list[str]:
 @given(PROGRAMS, LOGS, WAYS)
 @settings(max_examples=5 * MANY)
 def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Any, log: Any, way: Way) -> None:
-    bodies[:] = program
+    load(program)
     calls = list(map(call_of, log))
     expected, state = run_oracle(calls)
     replies, found = run_engine(calls, way)
@@ -255,7 +148,7 @@ def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Any, log: A
 @given(PROGRAMS, LOGS, st.lists(WAYS, min_size=2, max_size=3))
 @settings(max_examples=MANY)
 def test_where_epochs_and_batches_end_never_changes_a_result(program: Any, log: Any, ways: list[Way]) -> None:
-    bodies[:] = program
+    load(program)
     calls = list(map(call_of, log))
     ran = [run_engine(calls, way) for way in ways]
     assert len({repr([(reply.tid, outcome(reply)) for reply in replies]) for replies, _ in ran}) == 1
@@ -265,7 +158,7 @@ def test_where_epochs_and_batches_end_never_changes_a_result(program: Any, log: 
 @given(LOGS, WAYS)
 @settings(max_examples=MANY)
 def test_tids_are_dense_and_increase_and_epochs_hold_them_in_order(log: Any, way: Way) -> None:
-    bodies[:] = [[("raise", 2)]]
+    load([[("raise", 2)]])
     replies, _ = run_engine(list(map(call_of, log)), way)
     assert [reply.tid for reply in replies] == list(range(1, len(log) + 1))
     epochs = [reply.epoch for reply in replies]
@@ -277,7 +170,7 @@ def test_tids_are_dense_and_increase_and_epochs_hold_them_in_order(log: Any, way
 @given(PROGRAMS, LOGS, st.integers(1, 4), st.integers(1, 12))
 @settings(max_examples=MANY)
 def test_a_client_gets_the_replies_of_a_loop_over_the_log(program: Any, log: Any, rows: int, epoch_max: int) -> None:
-    bodies[:] = program
+    load(program)
     calls = list(map(call_of, log))
     expected, state = run_oracle(calls)
     replies: list[Reply] = []

@@ -29,10 +29,9 @@ from headrace.core.engine import Answer, Engine, Refuse, Submit
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.placement import ShardMap, shard_of
 from headrace.core.shares import add_share, is_whole
-from headrace.core.worker import in_parts
 from headrace.errors import ConfigError, HeadraceError, NotDeterministic
 from headrace.model.app import App
-from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Results, Run, Show, Shown
+from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Results, Run, Show, Shown, in_parts
 from headrace.wire.values import shown
 
 MODES = ("auto", "serial", "ordered")

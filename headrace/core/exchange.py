@@ -28,7 +28,7 @@ from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended
 from headrace.wire.values import Key
 
 NOBODY: Caller = (0, 0, 0, 0)
-Start = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
+Turn = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 
 
 class Part:
@@ -38,7 +38,7 @@ class Part:
         self.number, self.tids = number, tids
         self.owners = owners  # the workers of the roots, in the order of the TIDs
         self.predictions = predictions
-        self.rows: list[Start] = []  # what starts here by itself: own roots, and predicted calls
+        self.rows: list[Turn] = []  # what starts here by itself: own roots, and predicted calls
         self.at = 0  # the next of them
         self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker

@@ -25,7 +25,7 @@ from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned, TooL
 from headrace.model.context import Context
 from headrace.model.operator import Function
 from headrace.wire.messages import Failure
-from headrace.wire.values import HIGH, LOW, Key, shown
+from headrace.wire.values import HIGH, LOW, Key, shown, size_of
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
 
@@ -44,7 +44,7 @@ class Transaction:
 
     def reset(self) -> None:
         self.calls_left, self.bytes_left = self.limits  # calls_left: queued ones count by the length of the queue
-        self.unawaited: dict[Call, None] = {}  # made by ctx.call, and not awaited yet
+        self.unawaited: dict[Awaitable, None] = {}  # made by ctx.call, and not awaited yet
         self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does about it
         self.is_marked = False  # whether any of the above was touched
 
@@ -67,7 +67,7 @@ class Doom(NamedTuple):
     key: Key
 
 
-class Call:
+class Awaitable:
     """An awaited call: yielded to the executor, which answers with the result."""
 
     __slots__ = ("args", "entry", "key", "made_at", "made_by")
@@ -76,7 +76,7 @@ class Call:
         self.made_by, self.made_at = made_by, made_by.key
         self.entry, self.key, self.args = entry, key, args
 
-    def __await__(self) -> Generator[Call, Any, Any]:
+    def __await__(self) -> Generator[Awaitable, Any, Any]:
         return (yield self)
 
 
@@ -131,13 +131,13 @@ class SerialContext(Context):
             delta = self._seal(combine(unseal(self._state), unseal(delta)))
         self._state = delta
 
-    def call(self, function: Function | str, key: Any, /, *args: Any) -> Call:
+    def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable:
         if self._entry.is_plain:
             raise BadCall(f"{self._entry.name} is a plain def and cannot await: make it async def, or use call_async")
         entry = self._functions.get(function) if type(function) is Function else None
         if entry is None or type(key) is not int or key >= HIGH or key <= LOW or not entry.fits(args):
             entry, key, args = self._admit(function, key, args)
-        call = Call(self, entry, key, args)
+        call = Awaitable(self, entry, key, args)
         self._transaction.is_marked = True
         self._transaction.unawaited[call] = None
         return call
@@ -239,13 +239,6 @@ class OrderedContext(SerialContext):
             raise
         if self._deltas is not None and not self._read:
             self._deltas = (*self._deltas, self._values.seal(delta))
-
-
-def size_of(sealed: Any) -> int:
-    """What a sealed value counts for in a transaction. Numbers are bounded by the number of calls."""
-    if type(sealed) is str:
-        return len(sealed) if sealed.isascii() else len(sealed.encode())
-    return len(sealed) if type(sealed) is bytes else 0
 
 
 def too_many_calls(program: Program) -> LimitReached:
@@ -406,7 +399,7 @@ class SerialExecutor:
 
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
-        if type(awaited) is not Call or awaited.made_by is not context or awaited not in transaction.unawaited:
+        if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
             raise BadCall(f"{context._entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
         if depth >= self.depth_max:

@@ -19,7 +19,6 @@ from typing import Any
 from headrace.config import Config
 from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
-from headrace.core.execution import size_of
 from headrace.core.program import Args, Entry, Program
 from headrace.errors import (
     BadArguments,
@@ -31,7 +30,7 @@ from headrace.errors import (
     UnknownFunction,
 )
 from headrace.wire.messages import Failure, RequestIds
-from headrace.wire.values import Key, shown
+from headrace.wire.values import Key, shown, size_of
 
 
 class Admission:

@@ -24,7 +24,7 @@ from typing import Any
 
 from headrace.core import order
 from headrace.core.chain import NOT_YET, Call, Caller, Frame, locate, new_call, value_before
-from headrace.core.exchange import Part, Start
+from headrace.core.exchange import Part, Turn
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
 from headrace.core.program import MISSING, Entry, Program
@@ -96,7 +96,7 @@ class OrderedExecutor(Repair):
         self.running = 0
         return at - start
 
-    def _run_row(self, part: Part, row: Start) -> list[Start]:
+    def _run_row(self, part: Part, row: Turn) -> list[Turn]:
         """Returns what it calls here and is next."""
         tid, place, entry, key, args = row
         if part.overruled and (tid, place) in part.overruled and place is not order.ROOT:
@@ -234,7 +234,7 @@ class OrderedExecutor(Repair):
                 self.learned += entry.lessons.templates(entry)
             entry.lessons = None
 
-    def _send_on(self, part: Part, call: Call) -> list[Start]:
+    def _send_on(self, part: Part, call: Call) -> list[Turn]:
         """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
         they were predicted. What was predicted otherwise goes the long way."""
         queue, me = self.transaction.queue, self.me
@@ -244,7 +244,7 @@ class OrderedExecutor(Repair):
         is_root = place is order.ROOT
         templates = part.predictions.get(call.entry, ()) if is_root else ()
         predicted, told = len(templates), []
-        todo: list[Start] = []
+        todo: list[Turn] = []
         for n, (entry, key, args) in enumerate(queue, start=1):
             if n <= predicted and not templates[n - 1].gives(call.key, call.args, entry, key, args):
                 break
@@ -263,7 +263,7 @@ class OrderedExecutor(Repair):
         self._dispatch_sent(part, call, queue)
         return []
 
-    def _start(self, part: Part, row: Start) -> None:
+    def _start(self, part: Part, row: Turn) -> None:
         """A row, the long way."""
         tid, place, entry, key, args = row
         if tid in part.suspects:

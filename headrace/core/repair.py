@@ -36,13 +36,12 @@ from headrace.core.chain import (
     value_before,
 )
 from headrace.core.exchange import Exchange, Part, by_number, same_failure
-from headrace.core.execution import Call as Awaitable
-from headrace.core.execution import OrderedContext, Transaction, describe, put_back, size_of
+from headrace.core.execution import Awaitable, OrderedContext, Transaction, describe, put_back
 from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failed, Failure
-from headrace.wire.values import Key, shown
+from headrace.wire.values import Key, shown, size_of
 
 NESTED_MAX = 16
 

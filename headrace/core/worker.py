@@ -24,7 +24,7 @@ from headrace.core.chain import NOT_YET, locate, value_before
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
 from headrace.core.exchange import Part
-from headrace.core.execution import SerialExecutor, size_of
+from headrace.core.execution import SerialExecutor
 from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import read_templates
@@ -33,6 +33,7 @@ from headrace.core.shares import add_share, split_share
 from headrace.errors import BadMessage
 from headrace.model.app import App
 from headrace.wire.messages import (
+    PART_BYTES_MAX,
     Alone,
     AloneRows,
     Asked,
@@ -50,10 +51,12 @@ from headrace.wire.messages import (
     Show,
     Shown,
     Traffic,
+    in_parts,
+    in_pieces,
 )
+from headrace.wire.values import size_of
 
 COORDINATOR = 0
-PART_BYTES_MAX = 16 << 20  # of state in one frame, beyond one value
 DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
 
 
@@ -485,24 +488,3 @@ class Worker:
         if type(chain) is not list:
             return chain.seen if chain.order[0] >= tid else self.program.tables[operator].get(key, MISSING)
         return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)
-
-
-def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
-    """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch."""
-    if size < PART_BYTES_MAX:
-        return [rows]
-    count = max(1, len(rows) * PART_BYTES_MAX // size)
-    return [rows[at : at + count] for at in range(0, len(rows), count)]
-
-
-def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
-    """Cut for sending, by number and by size: at least one part, the last one marked."""
-    parts: list[Entities] = [[]]
-    room = PART_BYTES_MAX
-    for entity in entities:
-        room -= size_of(entity[2])
-        if len(parts[-1]) >= count_max or room < 0:
-            parts.append([])
-            room = PART_BYTES_MAX - size_of(entity[2])
-        parts[-1].append(entity)
-    return [(part, part is parts[-1]) for part in parts]

@@ -90,34 +90,19 @@ def step_of(
     return kind, value_of(rng, scalars)
 
 
-class Programs(Workload):
-    name = "programs"
+class Interpreter:
+    """The app: three operators, four forms of function on each, and the bodies that they run."""
 
-    def __init__(self, rng: random.Random, is_odd: bool) -> None:
-        app = App("programs")
-        super().__init__(app)
-        self.hooks = Hooks()
-        count, scalars = rng.randint(1, 4), TWINS if rng.random() < 0.3 else SCALARS
-        self.keys = rng.sample(KEYS, rng.randint(2, 7 if scalars is SCALARS else 3))
-        self.bodies = [
-            [step_of(rng, self.keys, scalars, count, is_odd) for _ in range(rng.randint(1, 5))] for _ in range(count)
-        ]
-        for body in self.bodies:
-            if scalars is SCALARS and rng.random() < 0.4:
-                body += [("merge", rng.choice((1, 2))), ("merge", rng.choice((3, 4))), ("end",)]
+    def __init__(self, name: str) -> None:
+        self.app, self.hooks = App(name), Hooks()
+        self.bodies: list[list[tuple[Any, ...]]] = []
+        self.keys: list[Any] = []
         operators = (
-            app.operator("plain"),
-            app.operator("lists", combine=concatenate),
-            app.operator("sums", combine=add_or_refuse),
+            self.app.operator("plain"),
+            self.app.operator("lists", combine=concatenate),
+            self.app.operator("sums", combine=add_or_refuse),
         )
-        self.forms: list[tuple[Any, ...]] = []
-        for operator in operators:
-            self.forms.append(self.register(operator))
-
-    def call(self, rng: random.Random) -> tuple[Any, ...]:
-        function = self.forms[rng.randrange(3)][rng.randrange(4)]
-        args = (rng.randrange(len(self.bodies)), rng.randrange(10), rng.randrange(4))
-        return (function, rng.choice(self.keys), *arguments(function, args))
+        self.forms = [self.register(operator) for operator in operators]
 
     def register(self, operator: Any) -> tuple[Any, ...]:
         combines, steps = operator.combine is not None, self.steps
@@ -181,6 +166,28 @@ class Programs(Workload):
             elif kind == "return" and acc % given[0] == 0:
                 return given[1]
         return acc, ctx.get("nothing")
+
+
+class Programs(Workload):
+    name = "programs"
+
+    def __init__(self, rng: random.Random, is_odd: bool) -> None:
+        self.runs = runs = Interpreter("programs")
+        super().__init__(runs.app)
+        self.hooks = runs.hooks
+        count, scalars = rng.randint(1, 4), TWINS if rng.random() < 0.3 else SCALARS
+        runs.keys = rng.sample(KEYS, rng.randint(2, 7 if scalars is SCALARS else 3))
+        runs.bodies = [
+            [step_of(rng, runs.keys, scalars, count, is_odd) for _ in range(rng.randint(1, 5))] for _ in range(count)
+        ]
+        for body in runs.bodies:
+            if scalars is SCALARS and rng.random() < 0.4:
+                body += [("merge", rng.choice((1, 2))), ("merge", rng.choice((3, 4))), ("end",)]
+
+    def call(self, rng: random.Random) -> tuple[Any, ...]:
+        function = self.runs.forms[rng.randrange(3)][rng.randrange(4)]
+        args = (rng.randrange(len(self.runs.bodies)), rng.randrange(10), rng.randrange(4))
+        return (function, rng.choice(self.runs.keys), *arguments(function, args))
 
 
 def drive_plain(ctx: Any, running: Generator[Any, Any, Any]) -> Any:

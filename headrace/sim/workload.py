@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from typing import Any
 
 from headrace.model.app import App
@@ -30,15 +31,15 @@ class Hooks:
         raise Spin
 
 
-class Workload:
+class Workload(ABC):
     name = "nothing"
 
     def __init__(self, app: App) -> None:
         self.app, self.hooks = app, Hooks()
 
+    @abstractmethod
     def call(self, rng: random.Random) -> Call:
         """The next request."""
-        raise NotImplementedError
 
     def last_calls(self) -> list[Call]:
         """Asked when all others have been answered."""

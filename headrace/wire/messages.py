@@ -7,6 +7,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.wire.values import size_of
+
+PART_BYTES_MAX = 16 << 20  # of large values in one message, beyond one of them
+
 RequestIds = str | list[str]
 """The ids of a batch's rows: each its own, or a stem, and then row 7 of stem "x" has the id "x/7"."""
 
@@ -249,3 +253,24 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True
     sequence: int
     acknowledged: int
     body: Body | None = None
+
+
+def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
+    """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch."""
+    if size < PART_BYTES_MAX:
+        return [rows]
+    count = max(1, len(rows) * PART_BYTES_MAX // size)
+    return [rows[at : at + count] for at in range(0, len(rows), count)]
+
+
+def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
+    """Cut for sending, by number and by size: at least one part, the last one marked."""
+    parts: list[Entities] = [[]]
+    room = PART_BYTES_MAX
+    for entity in entities:
+        room -= size_of(entity[2])
+        if len(parts[-1]) >= count_max or room < 0:
+            parts.append([])
+            room = PART_BYTES_MAX - size_of(entity[2])
+        parts[-1].append(entity)
+    return [(part, part is parts[-1]) for part in parts]

@@ -187,6 +187,13 @@ class Values:
         raise ValueError(f"unknown extension type {code}")
 
 
+def size_of(sealed: Any) -> int:
+    """The bytes of a sealed value, as limits count them: numbers are free, being bounded by the number of calls."""
+    if type(sealed) is str:
+        return len(sealed) if sealed.isascii() else len(sealed.encode())
+    return len(sealed) if type(sealed) is bytes else 0
+
+
 def shown(value: Any) -> str:
     """A value in a message: bounded, and the same in every run (a `repr` may recurse, be huge, or hold an address)."""
     kind = type(value)
