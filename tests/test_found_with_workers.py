@@ -10,6 +10,7 @@ import pytest
 from headrace import App, Context
 from headrace.core.coordinator import Lost, Overran
 from headrace.core.worker import Worker
+from headrace.wire.messages import Final, Run
 from tests.cluster import Cluster, on, outcome, serially
 
 app = App("found")
@@ -177,3 +178,17 @@ def test_the_limit_of_calls_may_be_lower_than_the_number_of_workers() -> None:
     calls = [(spread, keys[0], keys[:count]) for count in (1, 2, 3, 4)] * 2
     cluster = Cluster(app, 5, seed=3, calls_max=2)
     assert [outcome(reply) for reply in cluster.run(calls)] == serially(app, calls, calls_max=2)[0]
+
+
+def test_the_next_epoch_starts_while_the_last_one_settles() -> None:
+    cluster = Cluster(app, 2, epoch_transactions_max=2)
+    cluster.settle()
+    cluster.hold((1, 0), (2, 0))  # nobody can report
+    cluster.send([(add, f"k{n}", 1) for n in range(6)])
+    while cluster.deliver():
+        pass
+    assert {run.epoch for run in cluster.bodies(Run)} == {1, 2}
+    assert not cluster.bodies(Final)
+    cluster.release()
+    cluster.settle()
+    assert [outcome(reply) for reply in cluster.replies[0]] == [("ok", 1)] * 6
