@@ -10,6 +10,8 @@ import dataclasses
 
 from headrace.errors import ConfigError
 
+LIMITS = ("calls_max", "depth_max", "transaction_bytes_max", "value_bytes_max", "value_depth_max", "key_bytes_max")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
@@ -54,6 +56,13 @@ class Config:
     # What a recovery replays at most: after so many transactions the coordinator takes a copy of all state.
     replay_transactions_max: int = 200_000
 
+    # With a store: when a snapshot is taken (also after `replay_transactions_max`), how many are kept, for how long
+    # replies are, and how large a segment of the log grows.
+    snapshot_interval_us: int = 10_000_000
+    snapshots_kept: int = 3
+    reply_retention_us: int = 3_600_000_000
+    segment_bytes_max: int = 64 << 20
+
     # A worker whose calls wait for answers reports that it is idle only after this long.
     report_delay_us: int = 2_000
 
@@ -73,6 +82,10 @@ class Config:
     def __post_init__(self) -> None:
         self.validate()
 
+    def limits(self) -> dict[str, int]:
+        """Those that can change a result: they are part of the log."""
+        return {name: getattr(self, name) for name in LIMITS}
+
     def validate(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -87,3 +100,5 @@ class Config:
                 raise ConfigError(f"{field.name} is {value}; it must be between {least} and 2**62")
         if self.value_depth_max > 200:
             raise ConfigError(f"value_depth_max is {self.value_depth_max}; deeper than 200 is not carried anywhere")
+        if self.reply_retention_us < self.request_id_retention_us:
+            raise ConfigError("reply_retention_us is less than request_id_retention_us: an id's reply must be kept")

@@ -92,6 +92,13 @@ class BadMessage(BadRequest):
     code = "bad_message"
 
 
+class ReplyExpired(BadRequest):
+    """It ran long ago: its reply is not kept any more."""
+
+    code = "reply_expired"
+    http_status = 410
+
+
 class Forbidden(BadRequest):
     """The caller may not: a web page of another site, or a name that is not this server's."""
 
@@ -177,6 +184,69 @@ class Unreachable(HeadraceError):
     http_status = 503
 
 
+class StoreError(HeadraceError):
+    """The store of the log and the snapshots refuses, or does not answer. The message names the object and what to do."""
+
+    code = "store_error"
+    retry = True
+    http_status = 503
+
+
+class ObjectMissing(StoreError):
+    """There is no object of this name in the store."""
+
+    code = "object_missing"
+    retry = False
+
+
+class StoreFull(StoreError):
+    """No room is left. What was answered is safe; free some space and start again."""
+
+    code = "store_full"
+
+
+class WrongStore(StoreError):
+    """The store belongs to another app or cluster, has another format, or is no store of ours."""
+
+    code = "wrong_store"
+    retry = False
+
+
+class LogBroken(StoreError):
+    """Records of the log that were durable cannot be read any more."""
+
+    code = "log_broken"
+    retry = False
+
+
+class SnapshotBroken(StoreError):
+    """A snapshot misses an object, or one is not what was written."""
+
+    code = "snapshot_broken"
+    retry = False
+
+
+class Fenced(HeadraceError):
+    """Another coordinator has taken over this store: this one must not answer any more."""
+
+    code = "fenced"
+    retry = True
+    http_status = 503
+
+
+class AppChanged(HeadraceError):
+    """The app's code or types are not those that wrote the log. The message says how to upgrade."""
+
+    code = "app_changed"
+
+
+class ExternalFailed(HeadraceError):
+    """An external call did not succeed, after all its tries. Raised in the function that made it, which may catch it."""
+
+    code = "external_failed"
+    http_status = 424
+
+
 class JavaMissing(HeadraceError):
     """Spark needs a Java 17 or 21 and none was found."""
 
@@ -201,6 +271,7 @@ REFUSALS: dict[str, type[HeadraceError]] = {
         TooLarge,
         RequestIdReused,
         BadMessage,
+        ReplyExpired,
         Forbidden,
         Overloaded,
         AnswerTooLarge,

@@ -6,11 +6,9 @@ one repeat are taken one after the other, so that their ratios mean something on
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
@@ -18,13 +16,11 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import ycsb
-from headrace.bench.ycsb import BALANCE, Driver, Stopwatch, transfers
+from headrace.bench.clients import BATCH, Parts, Stopwatch, cut, send
+from headrace.bench.ycsb import BALANCE, Driver, transfers
 from headrace.model.operator import Function
 from headrace.runtime.cluster import Cluster
-from headrace.wire.messages import Answers
 
-BATCH = 10_000
-AT_ONCE = 3  # batches under way
 COSTLY_US = 100
 COSTLY_TRANSFERS = 3_000
 COSTLY_BATCH = 1_000
@@ -44,7 +40,6 @@ FORMS = (
     Form("merged", ycsb.transfer_counted, "merges at the creditor"),
 )
 RATES = ("committed_per_s", "serial_per_s")
-Parts = list[tuple[list[int], list[tuple[Any, ...]]]]
 
 
 class Measured(NamedTuple):
@@ -58,11 +53,6 @@ class Measured(NamedTuple):
     ran_again: float  # of all calls
     aborted: int
     same_as_serial: bool
-
-
-def cut(pairs: list[tuple[int, int]], size: int, *more: int) -> Parts:
-    parts = [pairs[at : at + size] for at in range(0, len(pairs), size)]
-    return [([debtor for debtor, _ in part], [(creditor, *more) for _, creditor in part]) for part in parts]
 
 
 def run(cluster: Cluster, form: Form, parts: Parts, keys: int, number: int) -> Measured:
@@ -98,30 +88,6 @@ def run(cluster: Cluster, form: Form, parts: Parts, keys: int, number: int) -> M
         aborted=aborted,
         same_as_serial=same,
     )
-
-
-def send(cluster: Cluster, function: Function, parts: Parts) -> tuple[list[Answers], float, Stopwatch]:
-    """All batches in their order, a few under way at a time. Returns the answers, the time, and each batch's time."""
-    admission, client, batches = cluster.admission, cluster.client, Stopwatch()
-    pending: deque[tuple[float, Any]] = deque()
-    answers = []
-
-    def take() -> None:
-        handed_over, future = pending.popleft()
-        answers.append(future.result())
-        batches.laps_s.append(time.perf_counter() - handed_over)
-
-    gc.collect()
-    gc.freeze()  # the workload is nobody's garbage
-    began = time.perf_counter()
-    for keys, args in parts:
-        if len(pending) >= AT_ONCE:
-            take()
-        batch = admission.admit_columns(client.id_or_new(None), function, keys, args)
-        pending.append((time.perf_counter(), cluster.submit(batch)))
-    while pending:
-        take()
-    return answers, time.perf_counter() - began, batches
 
 
 def costly(clusters: list[Cluster], pairs: list[tuple[int, int]], keys: int) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import reference
+from headrace.bench.clients import Stopwatch
 from headrace.core.engine import Answer, Engine, Submit
 from headrace.core.ingress import Admission
 from headrace.model.app import App
@@ -248,21 +249,6 @@ def run(form: Form, pairs: list[tuple[int, int]], keys: int, progress: Callable[
         and final == state
         and got == [None if isinstance(result, Exception) else result for result in expected],
     )
-
-
-class Stopwatch:
-    def __init__(self) -> None:
-        self.laps_s: list[float] = []
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.laps_s.append(time.perf_counter() - self._began)
-
-    def percentile_ms(self, percent: int) -> float:
-        ordered = sorted(self.laps_s)
-        return 1e3 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
 class Driver:

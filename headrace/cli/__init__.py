@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import headrace
+from headrace.cli import benches, operations
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -21,8 +23,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Measure the engine on published workloads.", no_args_is_help=True)
-app.add_typer(bench, name="bench")
+app.add_typer(benches.bench, name="bench")
+for group, name in ((operations.log, "log"), (operations.snapshot, "snapshot"), (operations.state, "state")):
+    app.add_typer(group, name=name)
 
 PORT = 8090
 
@@ -34,10 +37,11 @@ class Mode(enum.StrEnum):
 
 
 def main() -> None:
+    """What the `headrace` command does. An error of ours is told in one line."""
     try:
         app()
     except HeadraceError as error:
-        Console(stderr=True).print(f"[red]{error.code}[/]: {error}", highlight=False)
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]{error.code}[/]: {escape(str(error))}")
         sys.exit(2)
 
 
@@ -66,11 +70,23 @@ def run(
     ),
     workers: Annotated[int, typer.Option(min=1, help="Processes to run it on; 1 runs it in this one.")] = 1,
     mode: Annotated[Mode, typer.Option(help="How several workers run transactions.")] = Mode.AUTO,
+    store: Annotated[
+        str | None,
+        typer.Option(help="Where its log and snapshots are: a folder, or s3://bucket/prefix. Without one, in memory."),
+    ] = None,
 ) -> None:
     """Run an app and serve it over HTTP."""
+    if store is not None:
+        fix_hashes()
     from headrace.cli.serve import serve
 
-    serve(target, host, port, workers, mode.value)
+    serve(target, host, port, workers, mode.value, store)
+
+
+def fix_hashes() -> None:
+    """Begin anew with the hash seed that workers have: a set is walked in the same order when a log is replayed."""
+    if sys.flags.hash_randomization:
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
 
 
 @app.command()
@@ -134,55 +150,21 @@ def sim(
     raise typer.Exit(0 if is_clean else 1)
 
 
-@bench.command("ycsb")
-def bench_ycsb(
-    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
-    zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
-    workers: Annotated[int, typer.Option(min=1, help="Worker processes; 1 is the engine in this process.")] = 1,
-    transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and form.")] = 200_000,
-    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+@app.command()
+def chaos(
+    seconds: Annotated[float, typer.Option(min=1, help="How long there is trouble.")] = 60,
+    seed: Annotated[int | None, typer.Option(help="Of the troubles; their moments still differ.")] = None,
+    workers: Annotated[int, typer.Option(min=2, help="Worker processes.")] = 2,
+    store: Annotated[
+        str | None, typer.Option(help="An empty folder or s3://...; by default a folder of its own.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")] = None,
 ) -> None:
-    """YCSB-T: transfers between accounts. One worker against a bare loop over a dict with undo; several against one."""
-    from headrace.bench import harness, ycsb
+    """Kill and pause the processes of a real Headrace while clients work, then check what they were told."""
+    from headrace.cli.chaos import run_chaos
 
-    if workers > 1:
-        from headrace.bench import workers as spread
-
-        total = repeats * (transactions * len(spread.FORMS) + spread.COSTLY_TRANSFERS)
-        with harness.progress("YCSB-T", total=total) as advance:
-            result = spread.over_workers(workers, keys, zipf, transactions, repeats, advance)
-        finish(result, spread.summary(result), as_json, save)
-        return
-    with harness.progress("YCSB-T", total=transactions * repeats * len(ycsb.FORMS)) as advance:
-        result = ycsb.ycsb(keys, zipf, transactions, repeats, advance)
-    finish(result, ycsb.summary(result), as_json, save)
+    raise typer.Exit(0 if run_chaos(seconds, seed, workers, store, as_json) else 1)
 
 
-@bench.command("epochs")
-def bench_epochs(
-    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of 1,000 transfers per case.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-    save: Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")] = None,
-) -> None:
-    """Where an epoch's time and messages go when it is spread over workers."""
-    from headrace.bench import epochs as breakdown
-    from headrace.bench import harness
-
-    with harness.progress("epochs", total=breakdown.CASES) as advance:
-        result = breakdown.breakdown(keys, epochs, advance)
-    finish(result, breakdown.summary(result), as_json, save)
-
-
-def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:
-    """What every benchmark prints at its end."""
-    from headrace.bench import harness
-
-    if save is not None:
-        save.write_text(json.dumps(result | {"machine": harness.machine()}, indent=2) + "\n")
-    if as_json:
-        print(json.dumps(result))
-    else:
-        Console().print(summary)
+for command in (operations.restore, operations.verify, operations.upgrade):
+    app.command()(command)

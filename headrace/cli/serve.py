@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import signal
 import socket
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from types import FrameType
 from typing import Any
 
 import uvicorn
+from rich import markup
 from rich.console import Console
 
 from headrace.errors import BadRequest, Unreachable
@@ -21,8 +26,9 @@ from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load
 
 
-def serve(target: str, host: str, port: int, workers: int, mode: str) -> None:
-    """Run the app named by `target` and serve it, until it is interrupted."""
+def serve(target: str, host: str, port: int, workers: int, mode: str, store: str | None = None) -> None:
+    """Run the app named by `target` and serve it, until it is interrupted. Asked to end, it ends in peace."""
+    signal.signal(signal.SIGTERM, leave)
     app = load(target)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,16 +40,35 @@ def serve(target: str, host: str, port: int, workers: int, mode: str) -> None:
     url = f"http://{host}:{listener.getsockname()[1]}"
     if workers == 1 and mode == "ordered":
         raise BadRequest("the ordered mode is for several workers: add --workers 2")
-    with listener, Runtime(app) if workers == 1 else Cluster(target, workers, mode=mode) as runtime:
-        explain(runtime, url)
+    with (
+        listener,
+        Runtime(app, store=store) if workers == 1 else Cluster(target, workers, mode=mode, store=store) as runtime,
+    ):
+        explain(runtime, url, store)
         web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
-        config = uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5)
-        uvicorn.Server(config).run(sockets=[listener])
+        server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
+        threading.Thread(target=end_with, args=(runtime, server), daemon=True).start()
+        server.run(sockets=[listener])
+    runtime.wait()
 
 
-def explain(runtime: Driver, url: str) -> None:
-    out = Console(highlight=False)
-    out.print(f"[bold]{runtime.app.name}[/] is served at [cyan]{url}[/]  (Ctrl-C stops it; its state is in memory)")
+def leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def end_with(runtime: Driver, server: uvicorn.Server) -> None:
+    """A runtime that has stopped itself (another one took over, the disk is full) is served no longer."""
+    with contextlib.suppress(BaseException):  # told when the server has ended
+        runtime.wait()
+    server.should_exit = True
+
+
+def explain(runtime: Driver, url: str, store: str | None) -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    out.print(
+        f"[bold]{runtime.app.name}[/] is served at [cyan]{url}[/]  "
+        f"(Ctrl-C stops it; its state is in {'memory' if store is None else markup.escape(store)})"
+    )
     figures = runtime.metrics()
     if figures["workers"] > 1:
         out.print(

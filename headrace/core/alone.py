@@ -4,6 +4,8 @@ Some outcomes depend on the transaction as a whole (how many calls or bytes it h
 and no worker sees all of it. Such a *suspect* is run here. The other workers lend the state of the entities that it had
 touched with them; what it asks for beyond that is lent on demand, and it starts over. Its writes go back to their
 owners as records of its TID.
+
+A transaction that makes external calls is run here, too: once for each of them, with the responses so far.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ from typing import Any
 
 from headrace.core.chain import same
 from headrace.core.epoch import Epoch
-from headrace.core.execution import SerialExecutor
+from headrace.core.execution import TrackedExecutor
 from headrace.core.program import MISSING, Args, Program, Table
-from headrace.wire.messages import Failure
+from headrace.wire.messages import Failure, Need, Response
 from headrace.wire.values import Key
 
 Entity = tuple[str, Any]
@@ -40,13 +42,15 @@ class LentTable(Table):
 
 
 class RunAlone:
-    def __init__(self, program: Program, own: Callable[[Entity], Any], tid: int) -> None:
+    def __init__(
+        self, program: Program, own: Callable[[Entity], Any], tid: int, time_us: int, responses: list[Response]
+    ) -> None:
         """`own` gives the state of an entity of this worker's; a LookupError says that it is another's."""
-        self.own, self.tid = own, tid
+        self.own, self.tid, self.time_us, self.responses = own, tid, time_us, responses
         self.before: dict[Entity, Any] = {}  # as it was below the TID
         self.wanted: list[Entity] = []  # to be lent before it can run on
         self.program = Program(program.app, program.config, program, table=lambda operator: LentTable(operator, self))
-        self.executor = SerialExecutor(self.program)
+        self.executor = TrackedExecutor(self.program)
 
     def lend(self, operator: str, key: Key, state: Any) -> None:
         self.before[operator, key] = MISSING if state == MISSING else state
@@ -70,22 +74,26 @@ class RunAlone:
         except LookupError:
             return True
 
-    def run(self, number: int, key: Key, args: Args, decree: str | None) -> tuple[Any, Failure | None] | None:
-        """Result or failure; None if `wanted` has to be lent first. With a decree it fails for that reason."""
+    def run(self, number: int, key: Key, args: Args, decree: str | None) -> tuple[Any, Failure | None] | Need | None:
+        """Result or failure; None if `wanted` has to be lent first, a need if that must be met first. With a decree it
+        fails for that reason."""
         for table in self.program.tables.values():
             table.clear()
         for (operator, known), state in self.before.items():
             if state is not MISSING:
                 self.program.tables[operator][known] = state
         self.wanted = []
-        epoch = Epoch(0, 0, 0)
+        epoch = Epoch(0, 0, self.time_us)
+        epoch.responses = {(self.tid, response.call): response for response in self.responses}
         entry = self.program.numbered[number]
         epoch.entries = [entry if decree is None else self.executor.decreed(entry, decree)]
         epoch.keys, epoch.args = [key], [args]
         epoch.tids = range(self.tid, self.tid + 1)
-        self.executor.run(epoch)
+        need = self.executor.run(epoch)
         if self.wanted:
             return None
+        if need is not None:
+            return need
         return epoch.results[0], epoch.failures.get(0)
 
     def writes(self) -> list[tuple[str, Any, Any]]:

@@ -23,16 +23,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from headrace.config import Config
-from headrace.core.chain import same
+from headrace.core import journal
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
-from headrace.core.engine import Answer, Engine, Refuse, Submit
+from headrace.core.deferred import Perform, Responded
+from headrace.core.engine import Answer, Engine, Found, Refuse, Submit, timer
+from headrace.core.engine import Read as Read
 from headrace.core.epoch import FINAL, Epoch
-from headrace.core.placement import ShardMap, shard_of
+from headrace.core.journal import Decree, TakeSnapshot
+from headrace.core.outcome import first_difference
+from headrace.core.placement import ShardMap, shards_of
+from headrace.core.program import MISSING
 from headrace.core.shares import add_share, is_whole
-from headrace.errors import ConfigError, HeadraceError, NotDeterministic
+from headrace.core.worker import DECREE
+from headrace.errors import ConfigError, NotDeterministic, Poisoned
 from headrace.model.app import App
+from headrace.wire import messages
 from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Results, Run, Show, Shown, in_parts
-from headrace.wire.values import shown
 
 MODES = ("auto", "serial", "ordered")
 
@@ -50,14 +56,6 @@ class Overran(NamedTuple):
 
     worker: int
     tid: int
-
-
-class Read(NamedTuple):
-    """State, as it is between two epochs: of all operators or one, of all keys or one."""
-
-    token: Any
-    operator: str | None = None
-    key: Any = None
 
 
 class Rescale(NamedTuple):
@@ -82,21 +80,18 @@ class Stop(NamedTuple):
     worker: int
 
 
-class Found(NamedTuple):
-    """The answer to `Read`."""
-
-    token: Any
-    entities: Entities
-
-
 class Rescaled(NamedTuple):
     token: Any
     workers: int
     moved: int  # shards
 
 
-Event = Submit | Tick | Received | Lost | Overran | Read | Rescale
-Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Rescaled
+Event = Submit | Tick | Received | Lost | Overran | Read | Rescale | TakeSnapshot | Responded | journal.Event
+Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Perform | Rescaled | journal.Effect
+
+
+Between = Read | Rescale | TakeSnapshot | None
+TERM_BITS = 20  # of a term count what happens to the workers of one coordinator; those above are the log's
 
 
 class Flight:
@@ -114,6 +109,15 @@ class Flight:
         self.suspects: set[int] = set()
 
 
+def responses_to(epoch: Epoch, tid: int) -> list[messages.Response]:
+    """What is known of what a transaction asked the outside world."""
+    return [
+        messages.Response(call, response.result, response.failure)
+        for (of, call), response in epoch.responses.items()
+        if of == tid
+    ]
+
+
 class Gathering(NamedTuple):
     """What workers show, between two epochs."""
 
@@ -123,27 +127,40 @@ class Gathering(NamedTuple):
 
 
 class Coordinator(Engine):
-    def __init__(self, app: App, config: Config | None = None, workers: int = 1, mode: str = "auto") -> None:
-        super().__init__(app, config)
+    def __init__(
+        self,
+        app: App,
+        config: Config | None = None,
+        workers: int = 1,
+        mode: str = "auto",
+        *,
+        is_durable: bool = False,
+        seed: int = 0,
+        term: int = 0,
+    ) -> None:
+        """`term` is that of the log: no worker of an earlier coordinator is heard."""
+        super().__init__(app, config, is_durable=is_durable, seed=seed)
         self.forced = mode
         self.check(workers)
         self.workers = workers
         self.shards = ShardMap.even(self.config.shards, workers)
         self.channels = Channels(0, self.config)
-        self.log: list[Epoch] = []  # since the copy of the state was taken
+        self.channels.term = term << TERM_BITS
+        self.log: list[Epoch] = []  # since the copy of the state was taken: the program's state is the copy
         self.logged = 0  # their transactions
-        self.copy: Entities = []
         self.copied_tid = 0
-        self.backlog: deque[Epoch | Read | Rescale | None] = deque()  # what comes next; None is a copy of the state
+        self.backlog: deque[Between | Epoch] = deque()  # what comes next; None is a copy of the state
         self.flights: dict[int, Flight] = {}
         self.gathering: Gathering | None = None
-        self.asked_for: Read | Rescale | None = None  # what is being gathered for
+        self.asked_for: Between = None  # what is being gathered for
         self.asked = 0
+        self.later: list[tuple[Any, Any]] = []  # what the epoch that just became final changed of what comes later
         self.overran: set[int] = set()  # TIDs that did not return in time
         self.alone: set[int] = set()  # TIDs that ran alone in this term
         self.poisoned: set[int] = set()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
         self.predictions_told = 0
+        self.limits_told: dict[str, int] | None = None  # those that the workers run under
         self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0}
         self.worker_stats: dict[int, dict[str, int]] = {}  # of this term, by worker
 
@@ -167,7 +184,9 @@ class Coordinator(Engine):
 
     def start(self, now_us: int) -> list[Effect]:
         effects: list[Effect] = [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
+        self.journal.saved_us = now_us
         self._begin_term(now_us, effects)
+        self._go_on(now_us)
         return self._after(now_us, effects)
 
     def step(self, now_us: int, event: Event) -> list[Effect]:  # type: ignore[override]
@@ -187,31 +206,25 @@ class Coordinator(Engine):
         elif isinstance(event, Overran):
             self._suspect(event.tid)
             self._recover(now_us, event.worker, effects)
-        elif isinstance(event, Read | Rescale):
-            if len(self.sequencing.open):
-                self._run(self._close(now_us))  # what came before comes before
-            self.backlog.append(event)
+        elif isinstance(event, Read | Rescale | TakeSnapshot):
+            self._put_between(now_us, event)
+        else:
+            self._note(now_us, event, effects)
         return self._after(now_us, effects)
 
-    def _submit(self, now_us: int, event: Submit, effects: list[Effect]) -> None:
-        for token, batch in event.batches:
-            try:
-                self._take(now_us, token, batch)
-            except HeadraceError as error:
-                effects.append(Refuse(token, error))
-
     def _after(self, now_us: int, effects: list[Effect]) -> list[Effect]:
+        self._defer(now_us)
         self._pump(now_us, effects)
-        self._answer(effects)  # type: ignore[arg-type]
+        self._answer(effects)
         self.ledger.forget(now_us)
         effects += self.channels.upkeep(now_us)
-        due = [self.channels.next_due_us()]
+        effects += self._performs()
+        due = [self.channels.next_due_us(), self.deferred.next_due_us(now_us)]
         if len(self.sequencing.open) and self._has_room():
             due.append(self.sequencing.open.opened_us + self.config.epoch_interval_us)
-        times = [at_us for at_us in due if at_us is not None]
-        if times:
-            effects.append(SetTimer(min(times)))
-        return effects
+        if self.gathering is None and not self.flights:
+            due.append(self.journal.next_due_us(self._last_number()))
+        return [*self.journal.drain(), *effects, *timer(due)]
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
@@ -219,6 +232,7 @@ class Coordinator(Engine):
         """The epoch is closed: it has its place in the log."""
         self.log.append(epoch)
         self.logged += len(epoch)
+        self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
         self.backlog.append(epoch)
 
     def _has_room(self) -> bool:
@@ -229,10 +243,10 @@ class Coordinator(Engine):
         while self.gathering is None:
             if self.sequencing.is_due(now_us) and self._has_room():
                 self._run(self._close(now_us))
+            if self._wants_copy(now_us):
+                self.backlog.appendleft(None)
             if not self.backlog:
                 return
-            if self._wants_copy(self.backlog[0]):
-                self.backlog.appendleft(None)
             first = self.backlog[0]
             if isinstance(first, Epoch):
                 if len(self.flights) >= self.config.epochs_in_flight_max or not self._fly(now_us, first, effects):
@@ -243,20 +257,32 @@ class Coordinator(Engine):
             else:
                 self._do_between(now_us, self.backlog.popleft(), effects)
 
-    def _wants_copy(self, first: Epoch | Read | Rescale | None) -> bool:
-        """Is it time for a copy of the state, and is all that is to be run again after a recovery behind?"""
+    def _wants_copy(self, now_us: int) -> bool:
+        """Is it time for a copy of the state, and is all that is to be run again after a recovery behind? With a log,
+        each copy is a snapshot."""
+        first = self.backlog[0] if self.backlog else self.sequencing.open
+        if not isinstance(first, Epoch) or first.phase == FINAL:
+            return False
+        if self.journal.is_durable:
+            return self.journal.wants_snapshot(now_us, first.number - 1)
         is_long = self.logged >= self.config.replay_transactions_max
-        return is_long and isinstance(first, Epoch) and first.phase != FINAL and first is not self.log[0]
+        return is_long and bool(self.backlog) and first is not self.log[0]
 
     def _fly(self, now_us: int, epoch: Epoch, effects: list[Effect]) -> bool:
         mode = self.mode_now
-        if any(flight.mode != mode or flight.is_lone for flight in self.flights.values()):
+        if any(
+            flight.mode != mode or flight.is_lone or flight.epoch.limits != epoch.limits
+            for flight in self.flights.values()
+        ):
             return False
+        is_other = epoch.limits != self.limits_told
+        if is_other:  # workers begin with new executors: all of them have to hear of it
+            self.limits_told, self.predictions_told = epoch.limits, 0
         owner = self.shards.owner
         rows: dict[int, list[int]] = {worker: [] for worker in range(1, self.workers + 1)}
         for row, (entry, key) in enumerate(zip(epoch.entries, epoch.keys, strict=True)):
             rows[entry.owners.get(key) or owner(entry.operator, key)].append(row)
-        is_lone = mode == "ordered" and len(epoch) == 1 and not self.flights
+        is_lone = mode == "ordered" and len(epoch) == 1 and not self.flights and not is_other
         flight = self.flights[epoch.number] = Flight(epoch, mode, is_lone, rows)
         tids = epoch.tids
         numbers = [entry.number for entry in epoch.entries]
@@ -271,6 +297,8 @@ class Coordinator(Engine):
             sorted(tid for tid in self.poisoned if tid in tids),
             sorted(tid for tid in self.overran if tid in tids and tid not in self.poisoned),
             is_lone,
+            epoch.closed_us,
+            epoch.limits,
         )
         to = [worker for worker in rows if rows[worker]] if is_lone else list(rows)
         self.stats["lone"] += is_lone
@@ -328,6 +356,8 @@ class Coordinator(Engine):
     def _run_alone(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
         """All below the lowest suspect is final; that one runs alone now."""
         tid = min(flight.suspects)
+        if self._has_to_wait(flight, tid):
+            return
         flight.suspects.clear()
         self.alone.add(tid)
         self.stats["alone"] += 1
@@ -336,7 +366,24 @@ class Coordinator(Engine):
         flight.shares.clear()
         for at, worker in enumerate(everybody, start=1):
             share = min(at, len(everybody) - 1) if flight.is_lone else None  # together they are one again
-            self._tell(now_us, flight, worker, Alone(flight.epoch.number, tid, everybody, share), effects)
+            alone = Alone(flight.epoch.number, tid, everybody, share, responses_to(flight.epoch, tid))
+            self._tell(now_us, flight, worker, alone, effects)
+
+    def _has_to_wait(self, flight: Flight, tid: int) -> bool:
+        """Does this transaction, which ran alone, need the response to an external call that is not known yet?"""
+        epoch = flight.epoch
+        needs = [need for report in flight.idle.values() for need in report.needs if need.tid == tid]
+        if not needs or (tid, needs[0].call) in epoch.responses:
+            return False
+        self._note_results(flight, epoch.tids.index(tid))
+        if self.asking is None or self.asking.need.call != needs[0].call:
+            self._ask(epoch, needs[0])
+        return True
+
+    def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Effect]) -> None:
+        flight = self.flights.get(epoch.number)  # none while a recovery runs what is before it again
+        if flight is not None and flight.suspects and self._has_settled(flight):
+            self._run_alone(now_us, flight, effects)
 
     def _finish(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
         epoch = flight.epoch
@@ -348,8 +395,11 @@ class Coordinator(Engine):
         self.alone.difference_update(epoch.tids)
         if not was_final:
             epoch.phase = FINAL
-            self.aborted += len(epoch.failures)
-            self.committed += len(epoch) - len(epoch.failures)
+            self.later = [entity for report in flight.idle.values() for entity in report.later]
+            self._finished(epoch)
+
+    def _changed_later(self, epoch: Epoch) -> list[tuple[Any, Any]]:
+        return self.later
 
     def _note_results(self, flight: Flight, stop: int) -> None:
         """The rows below `stop` are final. Where they were already, before a recovery, they must be the same again."""
@@ -365,20 +415,19 @@ class Coordinator(Engine):
             for tid, failure in report.failures.items():
                 failures[epoch.tids.index(tid)] = failure
         known = epoch.final_rows
-        again = min(known, stop)
-        for row in range(again):
-            if not same_outcome(failures.get(row), epoch.failures.get(row)) or not same(
-                results[row], epoch.results[row]
-            ):
-                call = f"{epoch.entries[row].name} of {shown(epoch.keys[row])}"
-                raise NotDeterministic(
-                    f"TID {epoch.tids[row]} ({call}) gave another result when it was run again: "
-                    "its functions depend on something else than their arguments and state"
-                )
+        before, now = (epoch.results, epoch.failures), (results, failures)
+        difference = first_difference(epoch, before, now, range(min(known, stop)))
+        if difference is not None:
+            raise NotDeterministic(
+                f"{difference}: its functions depend on something else than their arguments and state"
+            )
         if stop > known:
             epoch.results[known:] = results[known:stop]
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})
+            epoch.failures.update({row: failure for row, failure in epoch.decreed.items() if known <= row < stop})
             epoch.final_rows = stop
+            self._decree(epoch)
+            self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
 
     # --- between two epochs -------------------------------------------------------------------------------------------
 
@@ -392,9 +441,9 @@ class Coordinator(Engine):
             except ConfigError as error:
                 effects.append(Refuse(event.token, error))
                 return
-            self._gather(now_us, Show(self._token()), effects, self._rescaled(event))
+            self._gather(now_us, Show(self._token(), is_delta=True), effects, self._rescaled(event))
         else:
-            self._gather(now_us, Show(self._token()), effects, lambda now_us, entities, effects: self._copied(entities))
+            self._gather(now_us, Show(self._token(), is_delta=True), effects, self._taken(event))
 
     def _token(self) -> int:
         self.asked += 1
@@ -417,11 +466,31 @@ class Coordinator(Engine):
             gathering.then(now_us, gathering.entities, effects)
 
     def _found(self, token: Any) -> Any:
-        return lambda now_us, entities, effects: effects.append(Found(token, entities))
+        def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
+            self.found.append((self._position(), self.journal.check(), Found(token, entities)))
 
-    def _copied(self, entities: Entities) -> None:
-        """This is the state after all that has run."""
-        self.copy = entities
+        return then
+
+    def _taken(self, event: TakeSnapshot | None) -> Any:
+        def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
+            self._copied(entities)
+            if event is not None:
+                self.journal.wanted.append(event.token)
+            if self.journal.wants_snapshot(now_us, self._last_number()):
+                self._take_snapshot(now_us, entities)
+            else:
+                self.journal.carry(entities)
+
+        return then
+
+    def _copied(self, changed: Entities) -> None:
+        """This changed since the last copy, by all that has run."""
+        copy = self.program.bases
+        for operator, key, state in changed:
+            if state == MISSING:
+                copy[operator].pop(key, None)
+            else:
+                copy[operator][key] = state
         ran = len(self.log) - sum(isinstance(item, Epoch) for item in self.backlog)
         if ran:
             self.copied_tid = self.log[ran - 1].tids[-1]
@@ -433,6 +502,7 @@ class Coordinator(Engine):
     def _rescaled(self, event: Rescale) -> Any:
         def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
             self._copied(entities)
+            self.journal.carry(entities)
             before, was = self.shards, self.workers
             self.shards, self.workers = before.rescaled(event.workers), event.workers
             effects += [Start(worker, self.term + 1) for worker in range(was + 1, self.workers + 1)]
@@ -448,7 +518,7 @@ class Coordinator(Engine):
     def _begin_term(self, now_us: int, effects: list[Effect]) -> None:
         self.channels.begin(self.term + 1)
         self.flights.clear()
-        self.predictions_told = 0
+        self.predictions_told, self.limits_told = 0, None
         self.worker_stats.clear()
         self.alone.clear()
         for entry in self.program.entries:
@@ -456,14 +526,17 @@ class Coordinator(Engine):
         ahead = sum(isinstance(item, Epoch) for item in self.backlog)
         self.backlog.extendleft(reversed(self.log[: len(self.log) - ahead]))
         owned: dict[int, Entities] = {worker: [] for worker in range(1, self.workers + 1)}
-        operators = self.program.app.operators
-        for operator, key, state in self.copy:
-            owned[self.shards.owners[shard_of(operators[operator], key, len(self.shards.owners))]].append(
-                (operator, key, state)
-            )
+        operators = self.program.operators
+        self.journal.carry(self.program.take_written())
+        for name, table in self.program.bases.items():
+            shards = shards_of(operators[name], list(table), len(self.shards.owners))
+            for shard, (key, state) in zip(shards, table.items(), strict=True):
+                owned[self.shards.owners[shard]].append((name, key, state))
         for worker, all_entities in owned.items():
             for entities, is_last in in_parts(all_entities, self.config.entities_per_frame_max):
-                begin = Begin(self.shards.owners, self.shards.version, self.workers, entities, is_last)
+                begin = Begin(
+                    self.shards.owners, self.shards.version, self.workers, entities, is_last, self.program.seed
+                )
                 effects.append(self.channels.send(now_us, worker, begin))
 
     def _recover(self, now_us: int, worker: int, effects: list[Effect]) -> None:
@@ -484,7 +557,11 @@ class Coordinator(Engine):
             return  # its outcome is known: this time it was only slow
         self.overran.add(tid)
         if tid in self.alone or self.mode_now == "serial":
+            row = epoch.tids.index(tid)
+            failure = Failure(Poisoned.code, Poisoned.__name__, DECREE, epoch.entries[row].name, epoch.keys[row])
             self.poisoned.add(tid)
+            epoch.decreed[row] = failure
+            self.journal.note(Decree({tid: failure}))
 
     def metrics(self) -> dict[str, Any]:
         return {
@@ -503,10 +580,3 @@ class Coordinator(Engine):
             },
             "predicted_functions": len(self.predictions),
         }
-
-
-def same_outcome(one: Failure | None, other: Failure | None) -> bool:
-    """Messages may differ: exceptions that show an object show its address."""
-    if one is None or other is None:
-        return one is other
-    return (one.code, one.type, one.function, one.key) == (other.code, other.type, other.function, other.key)

@@ -14,13 +14,14 @@ from headrace.wire.messages import Answers, Failure, RequestIds, with_refused
 class Submission:
     """Where the rows of one submitted batch went: stretches of epochs, in the batch's order."""
 
-    __slots__ = ("ids", "last", "refused", "stretches", "token")
+    __slots__ = ("floor", "ids", "last", "refused", "stretches", "token")
 
     def __init__(self, token: Any, ids: RequestIds, refused: dict[int, Failure]) -> None:
         self.token = token  # the driver's: it comes back with the answers
         self.ids, self.refused = ids, refused  # refused: at the gate, by place in the whole batch
         self.stretches: list[tuple[Epoch | Failure, int, int]] = []
         self.last: Epoch | None = None  # the one to wait for
+        self.floor = 0  # of a source's batch: its record
 
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
         self.stretches.append((epoch, start, stop))
@@ -33,13 +34,17 @@ class Submission:
     def again(self, token: Any) -> Submission:
         """The same rows, for somebody who asks for them again."""
         repeat = Submission(token, self.ids, self.refused)
-        repeat.stretches, repeat.last = self.stretches, self.last
+        repeat.stretches, repeat.last, repeat.floor = self.stretches, self.last, self.floor
         return repeat
 
     def is_final(self) -> bool:
         if self.last is None or self.last.phase == FINAL:  # epochs become final in their order
             return True
         return all(stop <= epoch.final_rows for epoch, _, stop in self.stretches if epoch is self.last)
+
+    def position(self) -> int:
+        """The record of the log that it waits for: epochs have them in their order."""
+        return self.last.position if self.last is not None else self.floor
 
     def answers(self) -> Answers:
         tids: list[int | None] | range = range(0)  # a range as long as they have no gaps

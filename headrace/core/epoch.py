@@ -6,7 +6,8 @@ place in the log, FINAL once every row has its result or failure.
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from headrace.core.program import Args, Entry
 from headrace.wire.messages import Failure, RequestIds, id_of
@@ -15,11 +16,22 @@ from headrace.wire.values import Key
 OPEN, CLOSED, FINAL = "open", "closed", "final"
 
 
+class Piece(NamedTuple):
+    """Rows of an epoch that came together: `size` rows of a batch, from its row `start` on."""
+
+    ids: RequestIds  # of the whole batch, or of these rows where each has its own
+    start: int
+    size: int
+    source: int = 0  # the number of the log record that holds the rows, if they are of a source batch
+    is_own: bool = False  # nobody outside asked for them: timers, schedules, sweeps
+
+
 class Epoch:
     __slots__ = (
         "args",
         "bytes",
         "closed_us",
+        "decreed",
         "entries",
         "failures",
         "final_rows",
@@ -27,9 +39,13 @@ class Epoch:
         "has_ids",
         "ids",
         "keys",
+        "limits",
         "number",
         "opened_us",
         "phase",
+        "pieces",
+        "position",
+        "responses",
         "results",
         "tids",
     )
@@ -38,6 +54,9 @@ class Epoch:
         self.number, self.first = number, first  # first: how many rows came before
         self.opened_us = self.closed_us = opened_us
         self.phase = OPEN
+        self.position = 0  # the number of its record in the log; 0 where there is none
+        self.pieces: list[Piece] = []
+        self.limits: dict[str, int] | None = None  # those it was logged with, where they are not today's
         self.bytes = 0  # of arguments that are not small
         self.has_ids = False  # whether any row has a request id: rows of a source batch have none
         self.ids: list[RequestIds] = []  # of the batches whose last row is here
@@ -47,7 +66,13 @@ class Epoch:
         self.tids = range(0)
         self.results: list[Any] = []  # sealed; None where the row failed
         self.failures: dict[int, Failure] = {}
+        self.decreed: dict[int, Failure] = {}  # rows that abort by decree, whatever their functions do
+        self.responses: dict[Any, Any] = {}  # to external calls, as they were logged
         self.final_rows = 0  # how many of the first rows are final, while the epoch is not
+
+    def starts(self) -> list[int]:
+        """The first row of each piece."""
+        return [0, *accumulate(piece.size for piece in self.pieces)][:-1]
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -57,7 +82,7 @@ class Batch:
     """Admitted calls that came together, as columns; some may turn out to be repeats. Rows refused at the gate are
     not among the columns, but their places and reasons are kept for the answers."""
 
-    __slots__ = ("args", "entries", "given_ids", "ids", "keys", "refused", "sizes", "source")
+    __slots__ = ("args", "entries", "given_ids", "ids", "is_own", "keys", "position", "refused", "sizes", "source")
 
     def __init__(
         self,
@@ -68,7 +93,10 @@ class Batch:
         refused: dict[int, Failure] | None = None,
         source: tuple[str, int] | None = None,
         sizes: list[int] | None = None,
+        is_own: bool = False,
     ) -> None:
+        self.position = 0  # of a source batch: the number of its record in the log
+        self.is_own = is_own
         self.sizes = sizes  # bytes of each row's arguments, if any is worth counting
         self.entries, self.keys, self.args = entries, keys, args
         self.refused = refused or {}

@@ -34,8 +34,8 @@ Turn = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 class Part:
     """One epoch, as far as this worker knows it."""
 
-    def __init__(self, number: int, tids: range, owners: list[int], predictions: Predictions) -> None:
-        self.number, self.tids = number, tids
+    def __init__(self, number: int, tids: range, owners: list[int], predictions: Predictions, time_us: int = 0) -> None:
+        self.number, self.tids, self.time_us = number, tids, time_us
         self.owners = owners  # the workers of the roots, in the order of the TIDs
         self.predictions = predictions
         self.rows: list[Turn] = []  # what starts here by itself: own roots, and predicted calls

@@ -7,6 +7,8 @@ Rules:
 2. A call has its entity's state in hand while it runs; it is stored when the call returns or waits. What was there
    before goes to the undo log; an abort puts it back, latest first. Nothing runs twice, no read or write sets.
 3. An exception that leaves a function aborts the transaction: no caller can catch it, wherever it runs.
+4. The hot loop keeps no track of the calls' paths. A transaction that turns out to need its own is undone and run again
+   by `TrackedExecutor`, and so is every later one with the same root: who does not use it does not pay for it.
 
 Functions are plain calls, or coroutines driven by `send`: there is no event loop here.
 
@@ -16,233 +18,26 @@ Never here: time, request ids, epochs' ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any
 
+from headrace.core import order
+from headrace.core.contexts import (
+    Awaitable,
+    SerialContext,
+    TrackedContext,
+    Transaction,
+    Untracked,
+    too_many_calls,
+)
 from headrace.core.epoch import FINAL, Epoch
-from headrace.core.program import MISSING, Args, Entry, Program, Table
-from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned, TooLarge
-from headrace.model.context import Context
-from headrace.model.operator import Function
-from headrace.wire.messages import Failure
-from headrace.wire.values import HIGH, LOW, Key, shown, size_of
+from headrace.core.expiring import Expiring, ExpiringTracked
+from headrace.core.program import MISSING, NOWHERE, Args, Entry, Program
+from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
+from headrace.wire.messages import Failure, Need
+from headrace.wire.values import HIGH, LOW, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
-
-
-class Transaction:
-    """The one that runs now. Reused: a serial worker has only one at a time."""
-
-    __slots__ = ("bytes_left", "calls_left", "doom", "epoch", "is_marked", "limits", "queue", "unawaited", "undo")
-
-    def __init__(self, calls_max: int, bytes_max: int) -> None:
-        self.limits = (calls_max, bytes_max)
-        self.epoch: Epoch
-        self.undo: list[tuple[Table, Key, Any]] = []  # what an entity's sealed state was
-        self.queue: list[Any] = []  # asynchronous calls, in the order they were made
-        self.reset()
-
-    def reset(self) -> None:
-        self.calls_left, self.bytes_left = self.limits  # calls_left: queued ones count by the length of the queue
-        self.unawaited: dict[Awaitable, None] = {}  # made by ctx.call, and not awaited yet
-        self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does about it
-        self.is_marked = False  # whether any of the above was touched
-
-    def close(self) -> None:
-        """The end of a transaction that was marked."""
-        for call in self.unawaited:
-            name = call.made_by._entry.name
-            error = BadCall(f"{name} made a ctx.call(...) that it did not await: await it, or use call_async")
-            self.doom = self.doom or Doom(error, call.made_by._entry, call.made_at)
-        if self.doom is not None:
-            raise self.doom.error
-        self.reset()
-
-
-class Doom(NamedTuple):
-    """Why a transaction must abort, and which call brought it about."""
-
-    error: HeadraceError
-    entry: Entry
-    key: Key
-
-
-class Awaitable:
-    """An awaited call: yielded to the executor, which answers with the result."""
-
-    __slots__ = ("args", "entry", "key", "made_at", "made_by")
-
-    def __init__(self, made_by: SerialContext, entry: Entry, key: Key, args: Args) -> None:
-        self.made_by, self.made_at = made_by, made_by.key
-        self.entry, self.key, self.args = entry, key, args
-
-    def __await__(self) -> Generator[Awaitable, Any, Any]:
-        return (yield self)
-
-
-class SerialContext(Context):
-    """A call's hold on its entity. Reused by the next call of the same function, unless this one waits."""
-
-    __slots__ = (
-        "_entry",
-        "_functions",
-        "_program",
-        "_queue",
-        "_state",
-        "_transaction",
-        "_values",
-        "key",
-    )
-
-    def __init__(self, program: Program, transaction: Transaction, entry: Entry) -> None:
-        self._entry = entry
-        self.key: Any = None
-        self._state: Any = MISSING  # sealed
-        self._transaction, self._queue = transaction, transaction.queue
-        self._program, self._functions, self._values = program, program.functions, program.values
-
-    @property
-    def tid(self) -> int:
-        epoch = self._transaction.epoch
-        return epoch.tids[len(epoch.results)]
-
-    def get(self, default: Any = None) -> Any:
-        state = self._state
-        if type(state) is bytes:
-            return default if state is MISSING else self._values.decode(state)
-        return state
-
-    def put(self, value: Any) -> None:
-        if type(value) is int and value < HIGH and value > LOW:
-            self._state = value
-        else:
-            self._state = self._seal(value)
-
-    def delete(self) -> None:
-        self._state = MISSING
-
-    def merge(self, delta: Any) -> None:
-        combine = self._entry.operator.combine
-        if combine is None:
-            raise BadCall(f"operator {self._entry.operator.name!r} has no combine, so {self._entry.name} cannot merge")
-        delta = self._seal(delta)
-        if self._state is not MISSING:
-            unseal = self._values.unseal
-            delta = self._seal(combine(unseal(self._state), unseal(delta)))
-        self._state = delta
-
-    def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable:
-        if self._entry.is_plain:
-            raise BadCall(f"{self._entry.name} is a plain def and cannot await: make it async def, or use call_async")
-        entry = self._functions.get(function) if type(function) is Function else None
-        if entry is None or type(key) is not int or key >= HIGH or key <= LOW or not entry.fits(args):
-            entry, key, args = self._admit(function, key, args)
-        call = Awaitable(self, entry, key, args)
-        self._transaction.is_marked = True
-        self._transaction.unawaited[call] = None
-        return call
-
-    def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
-        try:
-            entry = self._functions[function]
-            fits, kind = entry.fits, type(key)
-            is_key = key < HIGH and key > LOW if kind is int else kind is str and key in entry.table
-            if not is_key or not fits(args):
-                entry, key, args = self._admit(function, key, args)
-        except (KeyError, TypeError):
-            entry, key, args = self._admit(function, key, args)
-        queue = self._queue
-        if len(queue) >= self._transaction.calls_left:
-            raise self.doomed(too_many_calls(self._program))
-        queue.append((entry, key, args))
-
-    def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
-        """The slow and sure way for a call: checks everything, and says what is wrong."""
-        entry = self._program.find(function)
-        self._program.check_key(key, entry)
-        if not entry.fits(args):
-            try:
-                entry, args = entry.admit(args)
-            except TooLarge as error:
-                raise self.doomed(error) from None
-            self._count(sum(map(size_of, args)))
-        return entry, key, args
-
-    def _seal(self, value: Any) -> Any:
-        try:
-            sealed = self._values.seal(value)
-        except TooLarge as error:
-            raise self.doomed(error) from None
-        self._count(size_of(sealed))
-        return sealed
-
-    def _count(self, size: int) -> None:
-        transaction = self._transaction
-        transaction.is_marked = True
-        transaction.bytes_left -= size
-        if transaction.bytes_left < 0:
-            limit = self._program.config.transaction_bytes_max
-            raise self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
-
-    def doomed(self, error: HeadraceError) -> HeadraceError:
-        """A limit was reached: the transaction will abort with this error, also if the function catches it now."""
-        transaction = self._transaction
-        transaction.is_marked = True
-        transaction.doom = transaction.doom or Doom(error, self._entry, self.key)
-        return transaction.doom.error
-
-    def retire(self) -> None:
-        """Nothing that is still done with this context reaches anybody."""
-        self._transaction = Transaction(1 << 62, 1 << 62)
-        self._queue = self._transaction.queue
-
-
-class OrderedContext(SerialContext):
-    """Notes whether the state was looked at, and keeps merges apart."""
-
-    __slots__ = ("_deltas", "_read", "_tid")
-
-    _deltas: tuple[Any, ...] | None
-    _read: bool
-    _tid: int
-
-    @property
-    def tid(self) -> int:
-        return self._tid
-
-    def get(self, default: Any = None) -> Any:
-        self._read = True
-        state = self._state
-        if type(state) is bytes:
-            return default if state is MISSING else self._values.decode(state)
-        return state
-
-    def put(self, value: Any) -> None:
-        if self._deltas:
-            self._read = True  # whether a merge before it failed depends on the state
-        self._deltas = None
-        if type(value) is int and value < HIGH and value > LOW:
-            self._state = value
-        else:
-            self._state = self._seal(value)
-
-    def delete(self) -> None:
-        self._read |= bool(self._deltas)
-        self._deltas = None
-        self._state = MISSING
-
-    def merge(self, delta: Any) -> None:
-        try:
-            super().merge(delta)
-        except BaseException:
-            self._read = True  # whether it fails depends on the state
-            raise
-        if self._deltas is not None and not self._read:
-            self._deltas = (*self._deltas, self._values.seal(delta))
-
-
-def too_many_calls(program: Program) -> LimitReached:
-    return LimitReached(f"more than {program.config.calls_max} calls in one transaction")
 
 
 class SerialExecutor:
@@ -253,6 +48,7 @@ class SerialExecutor:
         self.depth_max = program.config.depth_max
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
         self.raised_in: tuple[Entry, Key] | None = None  # where an exception came from, if from an awaited call
+        self.tracked: TrackedExecutor | None = None  # for transactions that cannot be run here
         self.bind()
 
     @property
@@ -274,19 +70,29 @@ class SerialExecutor:
         return entry
 
     def _context(self, entry: Entry) -> SerialContext:
-        return SerialContext(self.program, self.transaction, entry)
+        kind = SerialContext if entry.operator.ttl_us is None else Expiring
+        return kind(self.program, self.transaction, entry)
 
-    def run(self, epoch: Epoch) -> None:
-        """The hot loop: what a call costs beside the function itself is decided here. The root and the queued calls
-        run by the same lines, written twice: a method between them would cost a tenth of the whole."""
+    def run(self, epoch: Epoch, start: int = 0) -> Need | None:
+        """Run the rows from `start` on. If a response to an external call is needed first, it is returned: once it is
+        among the epoch's responses, go on from the row where this stopped.
+
+        The hot loop: what a call costs beside the function itself is decided here. The root and the queued calls run
+        by the same lines, written twice: a method between them would cost a tenth of the whole."""
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch = epoch
-        for entry, key, args in zip(epoch.entries, epoch.keys, epoch.args, strict=True):
+        notes, first = self.program.notes, NOWHERE
+        rows = zip(epoch.entries, epoch.keys, epoch.args, strict=True)
+        for root, root_key, args in islice(rows, start, None) if start else rows:
             try:
+                entry, key = root, root_key
                 context, table = entry.context, entry.table
                 context.key = key
-                context._state = before = table.get(key, MISSING)
+                before = table.get(key)
+                if before is None:
+                    before = entry.find(key)
+                context._state = first = before
                 result = entry.run(*args)
                 if not entry.is_plain:
                     try:
@@ -299,17 +105,20 @@ class SerialExecutor:
                     result = seal(result)
                 state = context._state
                 if state is not before:
-                    if queue or transaction.is_marked:  # undo is needed only while something can still fail
-                        undo.append((table, key, before))
+                    if notes:
+                        entry.written[key] = state
                     if state is MISSING:
-                        del table[key]
+                        entry.store(key, state)
                     else:
                         table[key] = state
                 for call in queue:  # which grows while they run
                     entry, key, args = call
                     context, table = entry.context, entry.table
                     context.key = key
-                    context._state = before = table.get(key, MISSING)
+                    before = table.get(key)
+                    if before is None:
+                        before = entry.find(key)
+                    context._state = before
                     returned = entry.run(*args)
                     if not entry.is_plain:
                         try:
@@ -320,24 +129,49 @@ class SerialExecutor:
                             before, _ = self._drive(context, key, before, returned, awaited)
                     state = context._state
                     if state is not before:
-                        if call is not queue[-1] or transaction.is_marked:
-                            undo.append((table, key, before))
+                        if call is not queue[-1] or transaction.is_marked:  # something can still fail
+                            undo.append((entry, key, before))
+                        if notes:
+                            entry.written[key] = state
                         if state is MISSING:
-                            del table[key]
+                            entry.store(key, state)
                         else:
                             table[key] = state
                 if transaction.is_marked:
                     transaction.close()
                 queue.clear()
-                undo.clear()
+                if undo:
+                    undo.clear()
                 results.append(result)
             except BaseException as error:
+                is_void = transaction.needs is not None
                 failure = self._failure(error, entry, key)
                 self._retire(context)
-                self._roll_back()
-                epoch.failures[len(results)] = failure
-                results.append(None)
+                self._roll_back(root, root_key, first)
+                if is_void:
+                    needs = self._run_tracked(epoch, root)
+                    if needs is not None:
+                        return needs
+                else:
+                    epoch.failures[len(results)] = failure
+                    results.append(None)
         epoch.phase = FINAL
+        return None
+
+    def _run_tracked(self, epoch: Epoch, root: Entry) -> Need | None:
+        """A transaction asked for what this executor does not know. From now on those with this root are not even
+        tried here."""
+        program, tracked = self.program, self.tracked
+        if tracked is None:
+            twin = Program(program.app, program.config, program, over=program)
+            tracked = self.tracked = TrackedExecutor(twin)
+        tracked.program.seed = program.seed
+        root.run = self._give_up
+        return tracked.run_row(epoch, tracked.program.numbered[root.number])
+
+    def _give_up(self, *args: Any) -> Any:
+        self.transaction.needs = self.transaction.is_marked = True
+        raise Untracked
 
     def _drive(self, context: SerialContext, key: Key, before: Any, coroutine: Any, awaited: Any) -> tuple[Any, Any]:
         """Go on with a coroutine that awaits something: to its end, and with all that it awaits. Returns its entity's
@@ -354,7 +188,7 @@ class SerialExecutor:
                 entry, key, coroutine = awaited.entry, awaited.key, None
                 context = entry.context
                 context.key = key
-                context._state = before = entry.table.get(key, MISSING)
+                context._state = before = entry.find(key)
                 answer = entry.run(*awaited.args)
                 if not entry.is_plain:
                     coroutine, answer = answer, None
@@ -371,7 +205,7 @@ class SerialExecutor:
                     self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))  # they share nothing
                     context, key, coroutine = frames.pop()
-                    context._state = before = context._entry.table.get(key, MISSING)
+                    context._state = before = context._entry.find(key)
         except BaseException:
             self.raised_in = (context._entry, key)
             for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
@@ -383,9 +217,8 @@ class SerialExecutor:
 
     def _store(self, context: SerialContext, key: Key, before: Any) -> None:
         if context._state is not before:
-            table = context._entry.table
-            self.transaction.undo.append((table, key, before))
-            put_back(table, key, context._state)
+            self.transaction.undo.append((context._entry, key, before))
+            context._entry.store(key, context._state)
 
     def _keep_waiting(self, context: SerialContext) -> None:
         """A call keeps its context while it waits: the next call of the function gets another one."""
@@ -408,10 +241,13 @@ class SerialExecutor:
             raise too_many_calls(self.program)
         transaction.calls_left -= 1
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, root: Entry, root_key: Key, first: Any) -> None:
+        """The root's entity had the state `first`, if it got so far: its writes are not in the undo log."""
         transaction = self.transaction
-        for table, key, before in reversed(transaction.undo):
-            put_back(table, key, before)
+        for entry, key, before in reversed(transaction.undo):
+            entry.store(key, before)
+        if first is not NOWHERE and root.find(root_key) is not first:
+            root.store(root_key, first)
         transaction.undo.clear()
         transaction.queue.clear()
         transaction.reset()
@@ -419,16 +255,79 @@ class SerialExecutor:
     def _failure(self, error: BaseException, entry: Entry, key: Key) -> Failure:
         if self.raised_in is not None:
             (entry, key), self.raised_in = self.raised_in, None
+        if self.transaction.needs is not None:  # nobody is going to see it
+            error = Untracked()
         if self.transaction.doom is not None:  # a limit was reached before whatever happened after it
             error, entry, key = self.transaction.doom
         return Failure(*describe(error), entry.name, key)
 
 
-def put_back(table: Table, key: Key, state: Any) -> None:
-    if state is MISSING:
-        table.pop(key, None)
-    else:
-        table[key] = state
+class TrackedExecutor(SerialExecutor):
+    """The same, one row at a time, and with the path of every call."""
+
+    def __init__(self, program: Program) -> None:
+        self.paths: list[bytes] = []  # of the calls in the queue
+        super().__init__(program)
+
+    def _context(self, entry: Entry, path: bytes = b"") -> TrackedContext:
+        kind = TrackedContext if entry.operator.ttl_us is None else ExpiringTracked
+        return kind(self.program, self.transaction, entry, path, self.paths)
+
+    def run(self, epoch: Epoch, start: int = 0) -> Need | None:
+        for row in range(start, len(epoch)):
+            needs = self.run_row(epoch, epoch.entries[row])
+            if needs is not None:
+                return needs
+        epoch.phase = FINAL
+        return None
+
+    def run_row(self, epoch: Epoch, entry: Entry) -> Need | None:
+        """The next one; `entry` is its root's, in this executor's program."""
+        transaction, row = self.transaction, len(epoch.results)
+        transaction.epoch = epoch
+        key, context = epoch.keys[row], self._context(entry, order.ROOT)
+        try:
+            result = self.values.seal(self._run_call(context, key, epoch.args[row]))
+            for at, (entry, key, args) in enumerate(transaction.queue):  # which grows while they run
+                context = self._context(entry, self.paths[at])
+                self._run_call(context, key, args)
+            if transaction.is_marked:
+                transaction.close()
+            transaction.queue.clear()
+            transaction.undo.clear()
+            epoch.results.append(result)
+        except BaseException as error:
+            failure, needs = self._failure(error, entry, key), transaction.needs
+            self._retire(context)
+            self._roll_back(entry, key, NOWHERE)
+            if needs is not None:
+                return needs  # type: ignore[no-any-return]
+            epoch.failures[row] = failure
+            epoch.results.append(None)
+        finally:
+            self.paths.clear()
+        return None
+
+    def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Any:
+        entry = context._entry
+        entry.bind(context)
+        context.key = key
+        context._state = before = entry.find(key)
+        result = entry.run(*args)
+        if not entry.is_plain:
+            try:
+                awaited = result.send(None)
+            except StopIteration as stop:
+                result = stop.value
+            else:
+                before, result = self._drive(context, key, before, result, awaited)
+        self._store(context, key, before)
+        return result
+
+    def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
+        super()._check_await(context, awaited, depth)
+        assert isinstance(context, TrackedContext)
+        awaited.entry.bind(self._context(awaited.entry, context.path_of_awaited()))
 
 
 def describe(error: BaseException) -> tuple[str, str, str]:

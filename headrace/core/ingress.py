@@ -16,6 +16,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from headrace.config import Config
 from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
@@ -24,11 +26,13 @@ from headrace.errors import (
     BadArguments,
     BadRequest,
     HeadraceError,
+    ReplyExpired,
     RequestIdReused,
     StreamError,
     TooLarge,
     UnknownFunction,
 )
+from headrace.model.operator import RESERVED
 from headrace.wire.messages import Failure, RequestIds
 from headrace.wire.values import Key, shown, size_of
 
@@ -64,7 +68,7 @@ class Admission:
     ) -> Batch:
         """One function for many keys: checked in columns, and one by one only if something does not fit."""
         try:
-            entry = self.program.find(function)
+            entry = self._find(function)
             is_plain = entry.operator.partition_by is None
             if is_plain and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
                 return Batch(ids, [entry] * len(keys), keys, args, source=source)
@@ -88,7 +92,7 @@ class Admission:
                 if isinstance(call, BadRequest):
                     raise call
                 function, key, args = call
-                entry = self.program.find(function)
+                entry = self._find(function)
                 self.program.check_key(key, entry)
                 if type(args) is not tuple:
                     raise BadArguments(f"the arguments of {entry.signature} are a tuple, not {shown(args)}")
@@ -102,6 +106,12 @@ class Admission:
                 arguments.append(args)
                 sizes.append(sum(map(size_of, args)))
         return Batch(ids, entries, keys, arguments, refused, source, sizes if any(sizes) else None)
+
+    def _find(self, function: Any) -> Entry:
+        entry = self.program.find(function)
+        if entry.operator.name == RESERVED:
+            raise UnknownFunction(f"{entry.name} is Headrace's own and cannot be called")
+        return entry
 
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max
@@ -120,12 +130,12 @@ class SourceBatches:
 
     def __init__(self, config: Config) -> None:
         self.queries_max = config.queries_max
-        self.last: dict[str, tuple[int, Submission | None]] = {}  # the query that was quiet for longest comes first
+        self.last: dict[str, tuple[int, Submission]] = {}  # the query that was quiet for longest comes first
 
     def take(self, source: tuple[str, int], submission: Submission) -> Submission | None:
         """None if the batch is new, and from now on it is not; else the submission that ran."""
         query, batch = source
-        last, ran = self.last.get(query, (-1, None))
+        last, ran = self.last.get(query, (-1, submission))
         if batch == last:
             return ran
         if batch != last + 1:
@@ -134,10 +144,55 @@ class SourceBatches:
                 "this app, whose state is gone. Start the query with a new checkpoint location"
             )
         self.last.pop(query, None)
+        self._keep(query, batch, submission)
+        return None
+
+    def again(self, batch: Batch) -> Submission:
+        """A batch that is in the log: where its rows went, as far as that is known by now."""
+        assert batch.source is not None
+        query, number = batch.source
+        known, submission = self.last.pop(query, (-1, None))  # the query that was quiet for longest comes first
+        if submission is None or known != number:
+            submission = Submission(None, batch.given_ids, batch.refused)
+        self._keep(query, number, submission)
+        return submission
+
+    def _keep(self, query: str, batch: int, submission: Submission) -> None:
         self.last[query] = (batch, submission)
         if len(self.last) > self.queries_max:
             del self.last[next(iter(self.last))]
-        return None
+
+    def describe(self, first: int) -> dict[str, Any]:
+        """What a snapshot keeps: per query its last batch, and where those of its rows are that came before the epoch
+        with the number `first`. What came later is found in the log again."""
+        return {
+            query: [
+                batch,
+                submission.ids,
+                {row: msgspec.structs.astuple(failure) for row, failure in submission.refused.items()},
+                [
+                    [epoch.number if isinstance(epoch, Epoch) else 0, *rows]
+                    for epoch, *rows in submission.stretches
+                    if isinstance(epoch, Failure) or epoch.number < first
+                ],
+            ]
+            for query, (batch, submission) in self.last.items()
+        }
+
+    def restore(self, described: dict[str, Any], epochs: dict[int, Epoch]) -> None:
+        """`epochs` are those whose replies are still kept; rows of others are answered by a failure."""
+        for query, (batch, ids, refused, stretches) in described.items():
+            submission = Submission(None, ids, {row: Failure(*failure) for row, failure in refused.items()})
+            for number, start, stop in stretches:
+                if number in epochs:
+                    submission.add(epochs[number], start, stop)
+                else:
+                    for _ in range(start, stop):
+                        submission.refuse(EXPIRED)
+            self.last[query] = (batch, submission)
+
+
+EXPIRED = Failure(ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are past their retention")
 
 
 class Ledger:
@@ -179,6 +234,20 @@ class Ledger:
         epoch = self.epochs[bisect_right(self.epochs, row, key=lambda epoch: epoch.first) - 1]
         return epoch, row - epoch.first
 
+    def adopt(self, epoch: Epoch) -> None:
+        """An epoch of an earlier run, instead of the open one: its ids are taken again."""
+        self.epochs[-1] = epoch
+        row = epoch.first
+        for ids, start, count, source, is_own in epoch.pieces:
+            if not source and not is_own:
+                epoch.has_ids = True
+                if isinstance(ids, str):
+                    self.runs[ids] = range(row - start, row + count)
+                else:
+                    self.claim(ids, row, count)
+                epoch.ids.append(ids)
+            row += count
+
     def keep(self, epoch: Epoch) -> None:
         """The next open epoch. The one before is closed; if only source batches filled it, there are no ids to look up
         in it and it is not kept."""
@@ -205,10 +274,11 @@ class Ledger:
 
     def _drop(self, ids: RequestIds) -> None:
         """Forget ids, except those that came again when their first row had been forgotten already."""
-        if isinstance(ids, str):
-            del self.runs[ids]
-            return
         floor = self.epochs[0].first
+        if isinstance(ids, str):
+            if ids in self.runs and self.runs[ids].stop <= floor:
+                del self.runs[ids]
+            return
         for request_id in ids:
             if self.singles.get(request_id, floor) < floor:
                 del self.singles[request_id]

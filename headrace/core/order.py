@@ -9,6 +9,7 @@ Rules:
 2. A frame numbers all calls it makes, awaited or not, by one counter. An awaited call runs inside its caller: its place
    is the caller's, the number, and the worker that makes it.
 3. What a frame does after an awaited call comes after all that this call did.
+4. A *path* is a place without the workers: it is the same in every mode, with any number of workers.
 
 Never here: keys, state, what a call does.
 """
@@ -59,3 +60,31 @@ def read_number(place: bytes, at: int) -> tuple[int, int]:
         return first, at + 1
     size = first - 0xF0
     return int.from_bytes(place[at + 1 : at + 1 + size], "big"), at + 1 + size
+
+
+def path_of(place: bytes) -> bytes:
+    """Without the workers."""
+    if place is ROOT:
+        return place
+    generation, at = read_number(place, 0)
+    path = number(generation)
+    while at < len(place):
+        if place[at] == END[0]:
+            path += END
+            at += 1
+        else:
+            n, at = read_number(place, at)
+            path += number(n)
+            _, at = read_number(place, at)
+    return path
+
+
+def path_awaited(path: bytes, n: int) -> bytes:
+    """The path of the n-th call that is made at `path`, if it is awaited."""
+    return path + number(n)
+
+
+def path_sent(path: bytes, n: int) -> bytes:
+    """And if it is one-way."""
+    generation, at = read_number(path, 0)
+    return number(generation + 1) + path[at:] + number(n) + END

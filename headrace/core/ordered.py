@@ -136,8 +136,11 @@ class OrderedExecutor(Repair):
         if transaction.is_marked:
             transaction.reset()
         transaction.queue.clear()
-        context.key, context._tid = key, tid
-        context._state = before = table.get(key, MISSING)
+        context.key, context._order = key, (at := (tid, place))
+        before = table.get(key)
+        if before is None:
+            before = entry.find(key)
+        context._state = before
         context._read, context._deltas = False, ()
         self.running = tid
         self.ran += 1
@@ -162,7 +165,7 @@ class OrderedExecutor(Repair):
             self._fail(part, call, 0, before, error, context, None)
             return call
         state = context._state
-        call = Call((tid, place), entry, key, args, before, state, context._read, result)
+        call = Call(at, entry, key, args, before, state, context._read, result)
         if chain is None:
             chains[key] = call
         elif type(chain) is list:
@@ -170,8 +173,10 @@ class OrderedExecutor(Repair):
         else:
             chains[key] = [chain.seen, chain, call]
         if state is not before:
+            if entry.written is not None:
+                entry.written[key] = state
             if state is MISSING:
-                table.pop(key, None)
+                entry.store(key, state)
             else:
                 table[key] = state
         if not context._read:
@@ -295,6 +300,11 @@ class OrderedExecutor(Repair):
         frame = call.frame
         if frame is not None and frame.coroutine is not None and frame.waits_for in frame.answers:
             self._resume(part, call, frame)
+
+    def time_of(self, tid: int) -> int:
+        part = self._part_of(tid)
+        assert part is not None
+        return part.time_us
 
     def _part_of(self, tid: int) -> Part | None:
         for part in self.parts.values():

@@ -8,6 +8,7 @@ only between two epochs. Entities of different operators with the same key are n
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from headrace.errors import BadKey
@@ -15,6 +16,7 @@ from headrace.model.operator import Operator
 from headrace.wire.values import Key, check_key, shown
 
 CACHE_MAX = 1_000_000
+VECTOR_MIN = 32  # fewer keys than that are hashed one by one
 
 
 def shard_of(operator: Operator, key: Key, shards: int) -> int:
@@ -39,6 +41,24 @@ def stable_hash(key: Key) -> int:
     mixed = (mixed ^ mixed >> 15) * 0x2C1B3C6D & 0xFFFFFFFF  # crc32 alone is linear
     mixed = (mixed ^ mixed >> 12) * 0x297A2D39 & 0xFFFFFFFF
     return mixed ^ mixed >> 15
+
+
+def shards_of(operator: Operator, keys: Any, shards: int) -> Sequence[int]:
+    """The shard of each key, as `shard_of` says, for many at a time. `keys` is a list, or a NumPy array of int64."""
+    if type(keys) is list:
+        kinds = set(map(type, keys))
+        kind = kinds.pop() if len(kinds) == 1 and len(keys) >= VECTOR_MIN else None
+    else:
+        kind = int
+    if operator.partition_by is None and (kind is int or kind is str):
+        from headrace.core import hashes  # needs NumPy, which `import headrace` does not
+
+        try:
+            many = hashes.hashes_of_ints(keys) if kind is int else hashes.hashes_of_texts(keys)
+            return (many.astype("u8") * shards >> 32).astype("i8")  # type: ignore[return-value]
+        except OverflowError:
+            pass  # an int of all 64 bits
+    return [shard_of(operator, key, shards) for key in (keys if type(keys) is list else keys.tolist())]
 
 
 class ShardMap:

@@ -6,6 +6,11 @@ Rules:
 1. Arguments that are all scalars are handed on as they are; if any of them is not, the whole tuple is encoded.
 2. Annotations are enforced, never coerced: an argument fits or the call is refused. Of a record only the class is
    checked: its fields are its author's.
+3. State has two layers: what has changed since the last `take_written` is in `tables`, MISSING where an entity of the
+   lower layer was deleted; all else is in `bases`. Where nobody takes what was written, `tables` holds everything and
+   never a MISSING. So it costs nothing to know what has changed, and what has is folded into the lower layer when it is
+   taken. In a large state that would be slow (nothing of it is in the processor's cache by then), so from `LARGE` on
+   functions run on the lower layer itself, and changes are noted in the upper one as well.
 
 Never here: which transaction calls, or when.
 """
@@ -15,23 +20,48 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from itertools import repeat
 from types import MethodType
 from typing import Any
+from weakref import WeakSet
 
 import msgspec
 
 from headrace.config import Config
+from headrace.core.builtin import BUILT_IN
 from headrace.core.placement import shard_of
 from headrace.errors import BadArguments, BadValue, ModelError, Poisoned, TooLarge, UnknownFunction
 from headrace.model.app import App, hints_of
 from headrace.model.operator import Function
-from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown, written_us
 
 MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
+NOWHERE: Any = object()
+LARGE = 100_000  # entities
 
 Table = dict[Key, Any]  # one operator's entities: key -> sealed value
 Args = tuple[Any, ...]
+
+
+class Noted(Table):
+    """A table that notes which keys were written."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.changed: dict[Key, None] = {}
+
+    def __setitem__(self, key: Key, state: Any) -> None:
+        self.changed[key] = None
+        super().__setitem__(key, state)
+
+    def __delitem__(self, key: Key) -> None:
+        self.changed[key] = None
+        super().__delitem__(key)
+
+    def pop(self, key: Key, *default: Any) -> Any:
+        self.changed[key] = None
+        return super().pop(key, *default)
 
 
 class Program:
@@ -43,33 +73,138 @@ class Program:
         config: Config,
         like: Program | None = None,
         table: Callable[[str], Table] = lambda operator: {},
+        over: Program | None = None,
     ) -> None:
-        """`like` is a program of the same app and configuration, whose work need not be done again."""
+        """`like` is a program of the same app and configuration, whose work need not be done again; `over` is one whose
+        state this one shares."""
         self.app, self.config = app, config
+        self.seed: int = over.seed if over is not None else like.seed if like is not None else 0
+        self.operators = {**app.operators, BUILT_IN.name: BUILT_IN}
         self.values: Values
         try:
             self.values = like.values if like is not None else values_of(app, config)
         except BadValue as error:
             raise ModelError(f"app {app.name}: {error}") from None
-        self.tables: dict[str, Table] = {name: table(name) for name in app.operators}
-        self.functions: dict[Function | str, Entry] = {}
-        for function in app.functions:
+        self.tables: dict[str, Table] = over.tables if over is not None else {}
+        self.bases: dict[str, Table] = over.bases if over is not None else {}
+        self.sharing: WeakSet[Program] = over.sharing if over is not None else WeakSet()
+        if over is None:
+            for name in self.operators:
+                self.tables[name], self.bases[name] = table(name), {}
+                if (name == BUILT_IN.name or self.operators[name].ttl_us) and type(self.tables[name]) is dict:
+                    self.tables[name] = Noted()
+        noted = {name: table.changed for name, table in self.tables.items() if isinstance(table, Noted)}
+        self.later: dict[str, dict[Key, None]] = noted  # what was written of what is to happen later, or to expire
+        self.sharing.add(self)
+        self.functions: dict[Function | str, Entry] = {}  # the app's; those of Headrace's own only by reference
+        self.named: dict[str, Entry] = {}  # all of them
+        sweeps = [operator.expire for operator in app.operators.values() if operator.expire is not None]
+        for function in (*app.functions, *BUILT_IN.functions.values(), *sweeps):
             twin = like.functions[function] if like is not None else None
-            entry = Entry(function, self.tables[function.operator.name], self.values, like=twin)
+            name = function.operator.name
+            entry = Entry(function, self.tables[name], self.bases[name], self.values, like=twin)
             if function.operator.partition_by is not None:
                 entry.fits = never  # its keys are looked at one by one
-            self.functions[function] = self.functions[function.full_name] = entry
+            self.functions[function] = self.named[function.full_name] = entry
+            if function in function.operator.functions.values() and function.operator is not BUILT_IN:
+                self.functions[function.full_name] = entry
         self.numbered = list(self.entries)  # by number, as they are named in messages
         for number, entry in enumerate(self.numbered):
             entry.number = number
+        self.notes = False  # whether functions run on the lower layer
+        if over is not None and over.notes:
+            self._run_below()
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def load(self, operator: str, entities: Table) -> None:
+        """State that is nobody's write."""
+        self.bases[operator].update(entities)
+        self._look_at_size()
+
+    def state(self, operator: str, key: Key) -> Any:
+        """Sealed, or MISSING."""
+        state = self.tables[operator].get(key, NOWHERE)
+        return self.bases[operator].get(key, MISSING) if state is NOWHERE else state
+
+    def items(self, operator: str) -> Iterator[tuple[Key, Any]]:
+        """Every entity of an operator that has a state, and the state, sealed."""
+        table = self.tables[operator]
+        for key, state in self.bases[operator].items():
+            if key not in table:
+                yield key, state
+        for key, state in table.items():
+            if state is not MISSING:
+                yield key, state
+
+    def count(self, operator: str) -> int:
+        """How many entities have a state."""
+        table, base = self.tables[operator], self.bases[operator]
+        if not base:
+            return len(table)
+        gone = sum(state is MISSING for state in table.values())
+        return len(base) + len(table) - len(base.keys() & table.keys()) - gone
+
+    def take_written(self) -> list[tuple[str, Key, Any]]:
+        """What has changed since the last time, or the start: operator, key, and the sealed state, or MISSING."""
+        written: list[tuple[str, Key, Any]] = []
+        for name, table in self.tables.items():
+            written += zip(repeat(name), table, table.values())
+            if not self.notes:
+                base = self.bases[name]
+                base.update(table)
+                for key in [key for key, state in table.items() if state is MISSING]:
+                    del base[key]
+            table.clear()
+        self._look_at_size()
+        return written
+
+    def show_later(self, state_of: Callable[[str, Key], Any]) -> list[tuple[Any, Any]]:
+        """What was written of what is to happen later: key and sealed state, or MISSING. Of what is to expire: operator
+        and key, and the time at which it was written, or MISSING."""
+        shown: list[tuple[Any, Any]] = []
+        for name, keys in self.later.items():
+            for key in keys:
+                state = state_of(name, key)
+                if name == BUILT_IN.name:
+                    shown.append((key, state))
+                else:
+                    shown.append(((name, key), state if state is MISSING else written_us(state)))
+        return shown
+
+    def take_later(self) -> list[tuple[Any, Any]]:
+        """The same, since the last time."""
+        later = self.show_later(self.state)
+        for keys in self.later.values():
+            keys.clear()
+        return later
+
+    def forget_later(self, chains: Mapping[Any, Container[Key]]) -> None:
+        """What no epoch under way has changed is no news any more."""
+        for name, keys in self.later.items():
+            if keys:
+                alive = chains[self.operators[name]]
+                for key in [key for key in keys if key not in alive]:
+                    del keys[key]
+
+    def _look_at_size(self) -> None:
+        if not self.notes and not any(self.tables.values()) and sum(map(len, self.bases.values())) >= LARGE:
+            for program in self.sharing:
+                program._run_below()
+
+    def _run_below(self) -> None:
+        self.notes = True
+        for entry in self.entries:
+            entry.written, entry.table = self.tables[entry.operator.name], self.bases[entry.operator.name]
+
+    # --- functions ----------------------------------------------------------------------------------------------------
 
     @property
     def entries(self) -> Iterator[Entry]:
         """Every entry, once."""
-        for name, entry in self.functions.items():
-            if type(name) is str:
-                yield entry
-                yield entry.sealed
+        for entry in self.named.values():
+            yield entry
+            yield entry.sealed
 
     def find(self, function: object) -> Entry:
         """The entry of a function, or the reason why there is none."""
@@ -118,6 +253,7 @@ class Entry:
     encoded and as one."""
 
     __slots__ = (
+        "base",
         "body",
         "chains",
         "context",
@@ -133,17 +269,19 @@ class Entry:
         "sealed",
         "signature",
         "table",
+        "written",
     )
 
     def __init__(
         self,
         function: Function,
         table: Table,
+        base: Table,
         values: Values,
         twin: Entry | None = None,
         like: Entry | None = None,
     ) -> None:
-        self.function, self.table, self.operator = function, table, function.operator
+        self.function, self.table, self.base, self.operator = function, table, base, function.operator
         self.signature: Signature
         self.fits: Callable[[Args], bool]
         self.number: int
@@ -151,12 +289,13 @@ class Entry:
         if twin is None:
             self.signature = like.signature if like is not None else Signature(function, values)
             self.fits = like.fits if like is not None else self.signature.compile_fits()
-            self.sealed = Entry(function, table, values, twin=self)
+            self.sealed = Entry(function, table, base, values, twin=self)
         else:
             self.signature, self.sealed = twin.signature, self
             self.fits = never
             body, decode = function.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
+        self.written: Any = None  # where changes are noted as well, if functions run on the lower layer
         self.number = 0
         self.owners: dict[Key, int] = {}  # what is known of its keys' workers
         self.lessons: Any = None  # what is being learned of its calls
@@ -166,6 +305,19 @@ class Entry:
 
     def bind(self, context: Any) -> None:
         self.context, self.run = context, MethodType(self.body, context)
+
+    def find(self, key: Key) -> Any:
+        """The sealed state of an entity, or MISSING: for those of which `table.get(key)` says None."""
+        state = self.table.get(key, NOWHERE)
+        return self.base.get(key, MISSING) if state is NOWHERE else state
+
+    def store(self, key: Key, state: Any) -> None:
+        if self.written is not None:
+            self.written[key] = state
+        if state is not MISSING or (self.written is None and key in self.base):
+            self.table[key] = state
+        else:
+            self.table.pop(key, None)
 
     def admit(self, args: Args) -> tuple[Entry, Args]:
         """The slow and sure way: who runs these arguments, and in which form; or why nobody does."""

@@ -35,8 +35,10 @@ from headrace.core.chain import (
     same_call,
     value_before,
 )
+from headrace.core.contexts import Awaitable, OrderedContext, Transaction
 from headrace.core.exchange import Exchange, Part, by_number, same_failure
-from headrace.core.execution import Awaitable, OrderedContext, Transaction, describe, put_back
+from headrace.core.execution import describe
+from headrace.core.expiring import ExpiringOrdered
 from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
@@ -62,7 +64,7 @@ class Repair(Exchange):
         self.nested = 0  # calls that run within others now
         self.spare: dict[Entry, list[OrderedContext]] = {}  # contexts
         self.learned: list[Any] = []  # templates that nobody has been told of
-        self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.app.operators.values()}
+        self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.operators.values()}
 
     @abstractmethod
     def _run_in_turn(
@@ -137,14 +139,14 @@ class Repair(Exchange):
         if at + 1 < len(chain):
             self._queue(chain[at + 1])
         else:
-            put_back(call.entry.table, call.key, value_before(chain, len(chain), 0, self.aborted))
+            call.entry.store(call.key, value_before(chain, len(chain), 0, self.aborted))
 
     def _link(self, record: Record, call: Call) -> tuple[Chain, int]:
         """Put a record into its entity's chain."""
         chains, key = call.entry.chains, call.key
         chain = chains.get(key)
         if chain is None:
-            chain = chains[key] = [call.entry.table.get(key, MISSING)]
+            chain = chains[key] = [call.entry.find(key)]
             at = 1
         elif type(chain) is not list:
             chain = chains[key] = [chain.seen, chain]
@@ -167,7 +169,7 @@ class Repair(Exchange):
             assert chain[at] is record
             del chain[at]
             if len(chain) == 1:
-                put_back(call.entry.table, call.key, chain[0])
+                call.entry.store(call.key, chain[0])
                 del call.entry.chains[call.key]
             else:
                 self._ripple(call, chain, at - 1)
@@ -187,7 +189,7 @@ class Repair(Exchange):
         self.ran += 1
         self.running = call.order[0]
         context = entry.context
-        context.key, context._tid = call.key, call.order[0]
+        context.key, context._order = call.key, (call.order[0], call.order[1])
         if call.is_linked:
             chain = chain_of(call)
             at = locate(chain, call.order)
@@ -579,6 +581,9 @@ class Repair(Exchange):
         return entry
 
     def _context(self, entry: Entry) -> OrderedContext:
-        context = OrderedContext(self.program, self.transaction, entry)
-        context._read, context._deltas, context._tid = False, (), 0
-        return context
+        kind = OrderedContext if entry.operator.ttl_us is None else ExpiringOrdered
+        return kind(self.program, self.transaction, entry, self.time_of)
+
+    @abstractmethod
+    def time_of(self, tid: int) -> int:
+        """The logged time of its epoch."""

@@ -4,7 +4,8 @@ Rules:
 1. `tid = sid + lc * n_seq`: sequencer `sid` of `n_seq` counts by itself (Styx 5.1), and no two give the same TID.
 2. Where there are several, after each epoch every one moves up to the largest counter seen, so that an idle one does
    not hand out TIDs below those that others have used (Styx 5.1, balancing).
-3. An epoch closes when it is full, in number or in bytes, or `epoch_interval_us` after its first transaction.
+3. An epoch closes when it is full, in number or in bytes, or `epoch_interval_us` after its first transaction. The time
+   at which it closes is its time, for all its transactions; it never goes back, also when a clock does.
 
 Never here: what the transactions do.
 """
@@ -12,7 +13,7 @@ Never here: what the transactions do.
 from __future__ import annotations
 
 from headrace.config import Config
-from headrace.core.epoch import CLOSED, Batch, Epoch
+from headrace.core.epoch import CLOSED, Batch, Epoch, Piece
 
 TID_MAX = (1 << 63) - 1
 
@@ -34,6 +35,10 @@ class Sequencer:
         self.lc += count
         return range(first, last + 1, self.n_seq)
 
+    def count_at(self, tid: int) -> int:
+        """The counter from which this TID was taken."""
+        return (tid - self.sid) // self.n_seq
+
     def level(self, largest_lc: int) -> None:
         """After an epoch: go on from the largest counter of all sequencers."""
         self.lc = max(self.lc, largest_lc)
@@ -52,6 +57,7 @@ class Sequencing:
         self.bytes_max = config.epoch_bytes_max
         self.sequencer = sequencer or Sequencer()
         self.open = Epoch(1, 0, 0)
+        self.last_us = 0  # when the last epoch was closed
 
     def add(self, batch: Batch, start: int, now_us: int) -> int:
         """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for."""
@@ -65,10 +71,14 @@ class Sequencing:
                 if epoch.bytes >= self.bytes_max:
                     stop = at + 1
                     break
-        epoch.has_ids |= batch.source is None
+        epoch.has_ids |= batch.source is None and not batch.is_own
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
         epoch.args += batch.args[start:stop]
+        if isinstance(batch.ids, str):
+            epoch.pieces.append(Piece(batch.ids, start, stop - start, batch.position))
+        else:
+            epoch.pieces.append(Piece(batch.ids[start:stop], 0, stop - start, batch.position, batch.is_own))
         return stop - start
 
     def is_full(self) -> bool:
@@ -81,6 +91,7 @@ class Sequencing:
         """Close the open epoch: its transactions get their TIDs. The next one opens."""
         epoch = self.open
         epoch.tids = self.sequencer.take(len(epoch))
-        epoch.phase, epoch.closed_us = CLOSED, now_us
+        self.last_us = max(now_us, self.last_us)
+        epoch.phase, epoch.closed_us = CLOSED, self.last_us
         self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), now_us)
         return epoch

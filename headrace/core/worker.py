@@ -14,7 +14,9 @@ Never here: clocks, sockets, who is alive.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from headrace.config import Config
@@ -46,6 +48,7 @@ from headrace.wire.messages import (
     Installed,
     Lent,
     Made,
+    Need,
     Results,
     Run,
     Show,
@@ -78,7 +81,9 @@ class Progress:
         self.shares: set[int] | None = None  # of a lone epoch: what this worker holds
         self.mine: list[int] = []  # TIDs of own roots
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
+        self.later: list[tuple[Any, Any]] = []  # and what changed of what is to happen later
         self.alone: RunAlone | None = None
+        self.needs: list[Need] = []  # of what ran alone
         self.missing_lenders: set[int] = set()
         self.lent_early: list[tuple[int, Any]] = []  # before the own `Alone` came
 
@@ -86,7 +91,8 @@ class Progress:
 class Worker:
     def __init__(self, app: App, config: Config, number: int, like: Program | None = None, term: int = 1) -> None:
         self.app, self.config, self.me = app, config, number
-        self.program = Program(app, config, like)
+        self.program = self.like = Program(app, config, like)
+        self.limits: dict[str, int] | None = None  # of the epochs that run now, where they are not those of `config`
         self.channels = Channels(number, config)
         self.channels.term = term - 1  # it takes no `Begin` of an older one
         self.serial = SerialExecutor(self.program)
@@ -127,11 +133,23 @@ class Worker:
         """A new term: forget everything."""
         self.channels.begin(term)
         self.ordered.let_all_go()
-        self.program = Program(self.app, self.config, self.program)
-        self.serial = SerialExecutor(self.program)
-        self.ordered = OrderedExecutor(self.program, self.me)
+        self.limits = None
+        self._run_by(Program(self.app, self.config, self.like))
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
         self.progress, self.early = {}, {}
+
+    def _run_by(self, program: Program) -> None:
+        self.program, self.serial, self.ordered = program, SerialExecutor(program), OrderedExecutor(program, self.me)
+
+    def _run_under(self, limits: dict[str, int] | None) -> None:
+        """The next epoch was logged with these limits, and runs with them: none is under way."""
+        assert not self.ordered.parts, "the limits changed within an epoch"
+        self.limits, before = limits, self.ordered
+        config = self.config if limits is None else dataclasses.replace(self.config, **limits)
+        self._run_by(Program(self.app, config, self.like if limits is None else None, over=self.program))
+        self.ordered.workers = self.workers
+        self.ordered.place(before.shards)
+        (self.serial if self.mode == "serial" else self.ordered).bind()
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -155,10 +173,11 @@ class Worker:
 
     def _begin(self, begin: Begin) -> None:
         for operator, key, state in begin.entities:
-            self.program.tables[operator][key] = state
+            self.program.bases[operator][key] = state
         self.workers = begin.workers
         self.ordered.workers = begin.workers
         self.ordered.place(ShardMap(begin.owners, begin.version))
+        self.program.seed = begin.seed
         self.is_ready = begin.is_last
         if self.is_ready:
             for epoch in [epoch for epoch, stash in self.early.items() if stash[0][1].lone is not None]:
@@ -166,6 +185,8 @@ class Worker:
                     self._take_traffic(source, traffic)
 
     def _take_run(self, run: Run) -> None:
+        if run.limits != self.limits:
+            self._run_under(run.limits)
         if run.mode != self.mode:
             assert not self.ordered.parts, "the mode changed within an epoch"
             self.mode = run.mode
@@ -192,12 +213,13 @@ class Worker:
             if isinstance(run.functions, int)
             else [entries[number] for number in run.functions]
         )
-        epoch.keys, epoch.args, epoch.tids = run.keys, run.args, range(*run.tids)
+        epoch.keys, epoch.args, epoch.tids, epoch.closed_us = run.keys, run.args, range(*run.tids), run.time_us
         for tid in run.poisoned:
             at = epoch.tids.index(tid)
             epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
         self.serial.run(epoch)
         progress.result = (epoch.results, {epoch.tids[at]: failure for at, failure in epoch.failures.items()})
+        progress.later = self.program.take_later()
 
     def _gather(self, run: Run, progress: Progress) -> Part:
         """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
@@ -213,7 +235,7 @@ class Worker:
             entry.owners.get(key) or owner_of(entry.operator, key) for entry, key in zip(entries, run.keys, strict=True)
         ]
         predictions = {} if run.is_lone else self.ordered.predictions
-        part = Part(run.epoch, tids, owners, predictions)
+        part = Part(run.epoch, tids, owners, predictions, run.time_us)
         poisoned, suspects = set(run.poisoned), set(run.suspects)
         part.suspects |= suspects
         special = poisoned | suspects
@@ -251,8 +273,8 @@ class Worker:
         self._check_epoch(traffic.epoch, source)
         progress = self.progress.get(traffic.epoch)
         if progress is None and traffic.lone is not None and self.is_ready:
-            tid, owner = traffic.lone
-            part = Part(traffic.epoch, range(tid, tid + 1), [owner], {})
+            tid, owner, time_us = traffic.lone
+            part = Part(traffic.epoch, range(tid, tid + 1), [owner], {}, time_us)
             progress = self.progress[traffic.epoch] = Progress(None, self.workers)
             progress.shares = set()
             if self.mode != "ordered":
@@ -284,15 +306,17 @@ class Worker:
         part = self.ordered.parts.get(epoch)
         if part is not None:
             self.ordered.finish(part)
+            self.program.forget_later(self.ordered.chains)
 
     def _show(self, now_us: int, show: Show, effects: list[Effect]) -> None:
-        wanted: Entities = []
-        for operator, table in self.program.tables.items():
+        program = self.program
+        wanted: Entities = program.take_written() if show.is_delta else []
+        for operator in () if show.is_delta else program.tables:
             if show.operator is None or show.operator == operator:
                 if show.key is None:
-                    wanted += [(operator, key, state) for key, state in table.items()]
-                elif show.key in table:
-                    wanted.append((operator, show.key, table[show.key]))
+                    wanted += [(operator, key, state) for key, state in program.items(operator)]
+                elif (state := program.state(operator, show.key)) is not MISSING:
+                    wanted.append((operator, show.key, state))
         for entities, is_last in in_parts(wanted, self.config.entities_per_frame_max):
             effects.append(self.channels.send(now_us, COORDINATOR, Shown(show.token, entities, is_last)))
 
@@ -337,7 +361,7 @@ class Worker:
             return Traffic(part.number, rows)
         share = split_share(progress.shares)
         tid = part.tids[0]
-        return Traffic(part.number, rows, share, (tid, part.owner(tid)))
+        return Traffic(part.number, rows, share, (tid, part.owner(tid), part.time_us))
 
     def _report(self, now_us: int, number: int, progress: Progress, effects: list[Effect]) -> None:
         progress.is_reported = True
@@ -357,6 +381,8 @@ class Worker:
                         failures[tid] = part.failures[tid][min(part.failures[tid])]
                     if tid in part.failures or tid in part.suspects:
                         results[at] = None
+            end = part.tids[-1] + 1
+            progress.later = self.program.show_later(lambda name, key: self._state_below((name, key), end))
         ordered = self.ordered
         stats = {
             "ran": ordered.ran,
@@ -384,6 +410,8 @@ class Worker:
             stats,
             learned,
             shares,
+            progress.needs,
+            progress.later,
         )
         effects.append(self.channels.send(now_us, COORDINATOR, idle))
 
@@ -394,7 +422,7 @@ class Worker:
             raise BadMessage(f"TID {alone.tid} of epoch {alone.epoch} is to run alone, and is not under way here")
         progress, part, tid = self.progress[alone.epoch], self.ordered.parts[alone.epoch], alone.tid
         progress.received[COORDINATOR] += 1
-        progress.is_reported = False
+        progress.is_reported, progress.needs = False, []
         if alone.share is not None:
             assert progress.shares is not None
             add_share(progress.shares, alone.share)
@@ -404,7 +432,8 @@ class Worker:
         self.ordered.forget(part, tid)
         part.suspects.discard(tid)
         if part.owner(tid) == self.me:
-            progress.alone = RunAlone(self.program, lambda entity: self._own_state(entity, tid), tid)
+            own = partial(self._own_state, tid=tid)
+            progress.alone = RunAlone(self.program, own, tid, part.time_us, alone.responses)
             progress.missing_lenders = set(alone.lenders) - {self.me}
             early, progress.lent_early = progress.lent_early, []
             for source, row in early:
@@ -450,6 +479,10 @@ class Worker:
                 self.ordered.tell(part, owner, Asked(tid, entities))
             return
         progress.alone = None
+        if isinstance(outcome, Need):
+            progress.needs.append(outcome)
+            part.suspects.add(tid)
+            return
         result, failure = outcome
         self.ordered.done(part, tid, self.program.numbered[number], run.keys[at], result)
         if failure is not None:
@@ -464,7 +497,7 @@ class Worker:
         """(operator, key, ...), by the worker that owns the entity."""
         found: dict[int, list[Any]] = {}
         for entity in entities:
-            owner = self.ordered.shards.owner(self.app.operators[entity[0]], entity[1])
+            owner = self.ordered.shards.owner(self.program.operators[entity[0]], entity[1])
             found.setdefault(owner, []).append(entity)
         return found
 
@@ -476,15 +509,15 @@ class Worker:
 
     def _own_state(self, entity: Entity, tid: int) -> Any:
         operator, key = entity
-        if self.ordered.shards.owner(self.app.operators[operator], key) != self.me:
+        if self.ordered.shards.owner(self.program.operators[operator], key) != self.me:
             raise LookupError(entity)
         return self._state_below(entity, tid)
 
     def _state_below(self, entity: Entity, tid: int) -> Any:
         operator, key = entity
-        chain = self.ordered.chains[self.app.operators[operator]].get(key)
+        chain = self.ordered.chains[self.program.operators[operator]].get(key)
         if chain is None:
-            return self.program.tables[operator].get(key, MISSING)
+            return self.program.state(operator, key)
         if type(chain) is not list:
-            return chain.seen if chain.order[0] >= tid else self.program.tables[operator].get(key, MISSING)
+            return chain.seen if chain.order[0] >= tid else self.program.state(operator, key)
         return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)

@@ -3,17 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import inspect
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from headrace.errors import ModelError
-from headrace.model.operator import NAME, Function, Operator
+from headrace.model import cron
+from headrace.model.operator import NAME, RESERVED, Function, Operator
 
 Class = TypeVar("Class", bound=type)
+
+
+class External(NamedTuple):
+    """A function of the outside world. It gets an idempotency key before its arguments: asked with the same key again,
+    it must not act twice."""
+
+    name: str
+    function: Callable[..., Any]
+    timeout_s: float
+    tries: int
+    backoff_s: float
+
+
+class Schedule(NamedTuple):
+    """A call that is made again and again."""
+
+    name: str
+    when: cron.Cron | cron.Interval
+    function: str
+    of: Any  # the key of the entity
+    args: tuple[Any, ...]
+
+    @property
+    def key(self) -> str:
+        """Its own, among what is to happen later."""
+        return f"every/{self.name}"
 
 
 class App:
@@ -24,6 +52,8 @@ class App:
             raise ModelError(f"{name!r} cannot name an app: letters, digits and _ can, not starting with a digit")
         self.name = name
         self.operators: dict[str, Operator] = {}
+        self.externals: dict[str, External] = {}
+        self.schedules: dict[str, Schedule] = {}
         self._records: list[type] = []
 
     def operator(
@@ -33,14 +63,56 @@ class App:
         state: Any = None,
         combine: Callable[[Any, Any], Any] | None = None,
         partition_by: Callable[[Any], Any] | None = None,
+        ttl: float | datetime.timedelta | None = None,
+        migrate: Callable[..., Any] | None = None,
     ) -> Operator:
         """An entity type. `state` names the type of its state (needed for a dataclass or struct that no function's
         annotation names), `combine(state, delta)` allows `ctx.merge`, and `partition_by(key)` keeps entities with
-        equal parts on one worker."""
+        equal parts on one worker. With a `ttl` (seconds, or a timedelta) an entity is gone so long after it was last
+        written, by the log's time. `migrate` makes states of an older version of the app into those of this one."""
         if name in self.operators:
             raise ModelError(f"operator {name} is defined twice in app {self.name}")
-        operator = self.operators[name] = Operator(name, state=state, combine=combine, partition_by=partition_by)
+        if name == RESERVED:
+            raise ModelError(f"the operator {RESERVED!r} is Headrace's own: choose another name")
+        operator = self.operators[name] = Operator(
+            name, state=state, combine=combine, partition_by=partition_by, ttl=ttl, migrate=migrate
+        )
         return operator
+
+    def external(
+        self, name: str, function: Callable[..., Any], *, timeout: float = 10.0, tries: int = 3, backoff: float = 0.1
+    ) -> External:
+        """Make a function of the outside world known: `function(idempotency_key, *args)`, for `ctx.call_external` and
+        `ctx.send_external`. It runs in a thread beside the coordinator; each of its tries may take `timeout` seconds,
+        and between two of them it waits, `backoff` seconds at first and twice as long each time."""
+        if not NAME.match(name) or name in self.externals:
+            raise ModelError(f"{name!r} cannot name an external function: it is taken, or no plain name")
+        if not callable(function):
+            raise ModelError(f"the external {name} is {function!r}; it must be a function")
+        if timeout <= 0 or tries < 1 or backoff < 0:
+            raise ModelError(
+                f"the external {name}: a timeout is above 0, tries are at least 1, a backoff is not below 0"
+            )
+        external = self.externals[name] = External(name, function, timeout, tries, backoff)
+        return external
+
+    def every(
+        self,
+        when: str | int | float | datetime.timedelta,
+        function: Function,
+        key: Any,
+        *args: Any,
+        name: str | None = None,
+    ) -> Schedule:
+        """Call a function again and again: at cron's times in UTC ("*/5 * * * *"), or every so often. If several times
+        were missed, because nothing ran, it is called once. `name` tells schedules apart, also in the next version."""
+        if not isinstance(function, Function):
+            raise ModelError(f"every calls a registered function, not {function!r}")
+        name = name or function.name
+        if name in self.schedules:
+            raise ModelError(f"app {self.name} has two schedules named {name}: give one of them another name=")
+        schedule = self.schedules[name] = Schedule(name, cron.parse(when), function.full_name, key, args)
+        return schedule
 
     def record(self, cls: Class) -> Class:
         """Make a dataclass or msgspec struct known that stands in no annotation; usable as a decorator."""

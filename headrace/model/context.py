@@ -1,16 +1,19 @@
 """What a function may do: the context it is handed as its first argument.
 
-This is the face the user sees. The engine's modes implement it (`core/execution.py`); a function never makes one, and
+This is the face the user sees. The engine's modes implement it (`core/contexts.py`); a function never makes one, and
 a context is good only while the call that it was made for runs.
 """
 
 from __future__ import annotations
 
+import datetime
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
+    from headrace.model.chance import Random
     from headrace.model.operator import Function
 
 Value = TypeVar("Value")
@@ -28,6 +31,21 @@ class Context(ABC):
     @abstractmethod
     def tid(self) -> int:
         """The transaction's place in the serial order."""
+
+    @property
+    @abstractmethod
+    def now(self) -> datetime.datetime:
+        """The logged time of the transaction's epoch, in UTC: the same for all transactions of an epoch, and whenever
+        it is run again. It never goes back."""
+
+    @property
+    @abstractmethod
+    def random(self) -> Random:
+        """Random numbers of this call's own: the same whenever it is run again, and other ones in every other call."""
+
+    @abstractmethod
+    def uuid(self) -> uuid.UUID:
+        """A new UUID, which is the same whenever this call is run again."""
 
     @overload
     def get(self) -> Any: ...
@@ -56,3 +74,24 @@ class Context(ABC):
     @abstractmethod
     def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
         """Call one-way, in this transaction: runs after the root has returned, in the order the calls were made."""
+
+    @abstractmethod
+    def call_later(self, delay: float | datetime.timedelta, function: Function | str, key: Any, /, *args: Any) -> str:
+        """Call one-way, in a transaction of its own, once `delay` (seconds, or a timedelta) has passed after `now`. If
+        that transaction aborts, it is not tried again. Returns an id for `cancel`."""
+
+    @abstractmethod
+    def cancel(self, timer: str) -> None:
+        """Drop what `call_later` or `send_external` has ordered, if it has not happened yet."""
+
+    @abstractmethod
+    def call_external(self, name: str, /, *args: Any) -> Awaitable[Any]:
+        """Call a function of the outside world (`app.external`) and await its result, once no earlier transaction can
+        change any more: only in an `async def`. It is called at least once, always with the same idempotency key, also
+        if this transaction aborts afterwards. If it fails, this raises `ExternalFailed`."""
+
+    @abstractmethod
+    def send_external(self, name: str, /, *args: Any, then: Function | str | None = None, key: Any = None) -> str:
+        """Have a function of the outside world called once this transaction is final, if it commits. What it gave comes
+        back as a transaction of its own: `then(ctx, result, error)` of the entity `key` (this one, if it is not given),
+        where `error` is None or says why there is no result. Returns an id for `cancel`."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import ModelError
+from headrace.model.cron import duration_us
 
+RESERVED = "headrace"  # the operator that every app has: see core/builtin.py
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 Body = Callable[..., Any]
 
@@ -47,6 +50,11 @@ class Function:
         return tuple(parameter for parameter in parameters[1:] if parameter.kind is not parameter.KEYWORD_ONLY)
 
 
+def headrace_expire(ctx: Any) -> bool:
+    """Of every operator with a time to live: delete the state if its time is over. Was it?"""
+    return bool(ctx.expire())
+
+
 class Operator:
     """Made by `app.operator(...)`. An entity is `(operator, key)` and has its own state."""
 
@@ -57,20 +65,29 @@ class Operator:
         state: Any = None,
         combine: Callable[[Any, Any], Any] | None = None,
         partition_by: Callable[[Any], Any] | None = None,
+        ttl: float | datetime.timedelta | None = None,
+        migrate: Callable[..., Any] | None = None,
     ) -> None:
         if type(name) is not str or not NAME.match(name):
             raise ModelError(f"{name!r} cannot name an operator: letters, digits and _ can, not starting with a digit")
-        for given, what in ((combine, "combine"), (partition_by, "partition_by")):
+        for given, what in ((combine, "combine"), (partition_by, "partition_by"), (migrate, "migrate")):
             if given is not None and not callable(given):
                 raise ModelError(f"operator {name}: {what} is {given!r}; it must be a function")
+        self.ttl_us = None if ttl is None else duration_us(ttl, f"operator {name}: ttl")
+        if self.ttl_us == 0:
+            raise ModelError(f"operator {name}: with a ttl of 0 nothing would ever be there")
         self.name, self.state, self.combine, self.partition_by = name, state, combine, partition_by
+        self.migrate = migrate  # from the state of an older version of the app
         self.functions: dict[str, Function] = {}
+        self.expire = None if ttl is None else Function(self, headrace_expire)
 
     def register(self, body: Body) -> Function:
         """Decorate a function of this operator; the name stays usable as a reference to it."""
         if not inspect.isfunction(body):
             raise ModelError(f"operator {self.name}: {body!r} is not a function; register takes a def or an async def")
         function = Function(self, body)
+        if function.name == headrace_expire.__name__:
+            raise ModelError(f"{function.full_name}: this name is Headrace's own")
         if function.name in self.functions:
             raise ModelError(f"{function.full_name} is registered twice")
         self.functions[function.name] = function

@@ -12,28 +12,32 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import socket
 import sys
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
 from headrace.core.channel import Received, Send, Tick
-from headrace.core.coordinator import Coordinator, Found, Lost, Overran, Read, Rescale, Rescaled, Start, Stop
+from headrace.core.coordinator import Coordinator, Lost, Overran, Rescale, Rescaled, Start, Stop
 from headrace.core.engine import Submit
 from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
 from headrace.model.app import App
-from headrace.model.operator import Operator
 from headrace.runtime import loading
 from headrace.runtime.clock import Clock
-from headrace.runtime.driver import Driver
+from headrace.runtime.driver import Driver, open_store
 from headrace.runtime.line import Failed, Job, Peer, Peers, Ready
 from headrace.runtime.process import WorkerProcess
 from headrace.runtime.sockets import Counts, Keys, Network
 from headrace.runtime.worker import MARK
 from headrace.wire.messages import Frame
 from headrace.wire.values import shown
+
+if TYPE_CHECKING:
+    from headrace.durability.store import Store
 
 LOG = logging.getLogger("headrace.cluster")
 CHECK_S_MAX = 0.2  # how often the workers are looked at
@@ -56,6 +60,7 @@ class Cluster(Driver):
         config: Config | None = None,
         mode: str = "auto",
         clock: Clock | None = None,
+        store: str | Path | Store | None = None,
     ) -> None:
         if os.environ.get(MARK) == str(os.getpid()):
             raise ModelError(
@@ -66,7 +71,19 @@ class Cluster(Driver):
         config = config or Config()
         self.target = loading.parse(app) if isinstance(app, str) else loading.target_of(app)
         app = loading.load(self.target) if isinstance(app, str) else app
-        super().__init__(app, config, Coordinator(app, config, workers, mode), clock)
+        opened = open_store(store, app, config)
+        core = Coordinator(
+            app,
+            config,
+            workers,
+            mode,
+            is_durable=opened is not None,
+            seed=secrets.randbits(63) if opened is None else opened.seed,
+            term=0 if opened is None else opened.log.term,
+        )
+        if opened is not None:
+            opened.restore(core)
+        super().__init__(app, config, core, clock, opened)
         self._workers: dict[int, WorkerProcess] = {}
         self._leaving: list[tuple[float, WorkerProcess]] = []  # until when they may take their time
         self._started = threading.Event()  # or failed to
@@ -91,16 +108,6 @@ class Cluster(Driver):
             raise self._broken
 
     # --- for clients ---
-
-    def state(self, operator: Operator | str) -> dict[Any, Any]:
-        name, unseal = self._name_of(operator), self.engine.program.values.unseal
-        return {key: unseal(value) for _, key, value in self._ask(lambda token: Read(token, name, None))}
-
-    def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
-        name, program = self._name_of(operator), self.engine.program
-        program.check_key(key)
-        found = self._ask(lambda token: Read(token, name, key))
-        return program.values.unseal(found[0][2]) if found else default
 
     def rescale(self, workers: int) -> int:
         try:
@@ -137,9 +144,6 @@ class Cluster(Driver):
 
     # --- the thread ---
 
-    def _open(self) -> None:
-        self._follow(self.engine.start(self._clock()))
-
     def _serve_once(self) -> bool:
         self._turn()
         if self._network.is_congested or self._inbox.empty():  # back-pressure: first let go what is under way
@@ -149,7 +153,10 @@ class Cluster(Driver):
             self._step(Submit(batches))
         if asked is not None:
             future, question = asked
-            self._step(question(future))
+            if future is None:
+                self._hear(question)
+            else:
+                self._step(question(future))
         return is_open
 
     def _turn(self) -> None:
@@ -182,13 +189,6 @@ class Cluster(Driver):
             self._network.refused += 1
             self._timer_us = self._clock()
 
-    def _settle(self) -> None:
-        clock, interval_us = self._clock, self.config.epoch_interval_us
-        self._clock = lambda: clock() + interval_us  # an epoch that waits for its time has come to it
-        self._step(Tick())
-        while self._unanswered:
-            self._turn()
-
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it has been woken often enough, or is gone
             self._bell.send(b"!")
@@ -213,8 +213,6 @@ class Cluster(Driver):
                 self._start(number)
             case Stop(number):
                 self._stop(number)
-            case Found(token, entities):
-                self._answer(token, entities)
             case Rescaled(token, _, moved):
                 self._answer(token, moved)
             case _:

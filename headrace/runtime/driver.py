@@ -4,6 +4,9 @@ The thread is the only one that touches the core, so a Ctrl-C, a slow client or 
 transaction half done. Clients hand their batches over through a queue; all that waits there goes into one step, so that
 epochs grow with the load.
 
+With a store there is a `Keeper` (durability/keeper.py): effects that want something kept go there, and its news come
+back through the same queue.
+
 `Runtime` (inprocess.py) drives an engine in this process, `Cluster` (cluster.py) a coordinator and its workers.
 """
 
@@ -11,27 +14,37 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.config import Config
-from headrace.core.channel import SetTimer
-from headrace.core.engine import Answer, Refuse
+from headrace.core.channel import SetTimer, Tick
+from headrace.core.deferred import Perform
+from headrace.core.engine import Answer, Found, Read, Refuse
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
+from headrace.core.journal import Append, Broken, Check, Keep, Save, SnapshotTaken, TakeSnapshot
 from headrace.core.program import Args
 from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, TooLarge, UnknownFunction
 from headrace.model.app import App
 from headrace.model.operator import Function, Operator
 from headrace.runtime.client import Client, Replies
 from headrace.runtime.clock import Clock, system_clock
+from headrace.runtime.externals import Externals
 from headrace.wire.messages import Answers, RequestIds
 from headrace.wire.values import shown
 
-Handed = tuple[Future[Any], Any]
+if TYPE_CHECKING:
+    from headrace.durability.keeper import Keeper
+    from headrace.durability.recovery import Opened
+    from headrace.durability.store import Store
+
+Handed = tuple[Future[Any] | None, Any]  # without a future it is news of the keeper
 GATHER_MAX = 1_000  # batches taken into one step
 PATIENCE_S_MAX = 3_600.0
 
@@ -40,7 +53,7 @@ class Driver(ABC):
     """One core, one thread that drives it, any number of clients. A subclass says where events come from, what else the
     core may want done, and calls `_begin` once it is set up."""
 
-    def __init__(self, app: App, config: Config, core: Any, clock: Clock | None) -> None:
+    def __init__(self, app: App, config: Config, core: Any, clock: Clock | None, opened: Opened | None = None) -> None:
         self.app, self.config, self._clock = app, config, clock or system_clock()
         self.engine = core  # for clients: its `program` knows the functions and the values
         self.admission = Admission(core.program)
@@ -51,6 +64,13 @@ class Driver(ABC):
         self._unanswered: dict[Future[Any], None] = {}
         self._broken: BaseException | None = None
         self._closed = False
+        self._keeper: Keeper | None = None
+        if opened is not None:
+            from headrace.durability.keeper import Keeper
+
+            self._keeper = Keeper(opened, self._tell)
+        name = secrets.token_hex(8) if opened is None else str(opened.identity["cluster"])
+        self._externals = Externals(app, core.program.values, name, self._tell)
         self._timer_us: int | None = None
         self._thread = threading.Thread(target=self._serve, name=f"headrace-{app.name}", daemon=True)
 
@@ -81,13 +101,29 @@ class Driver(ABC):
         future.add_done_callback(lambda _: self._release(rows))
         return future
 
-    @abstractmethod
     def state(self, operator: Operator | str) -> dict[Any, Any]:
         """All entities of an operator, key and state, as they are between two epochs."""
+        name, unseal = self._name_of(operator), self.engine.program.values.unseal
+        return {key: unseal(value) for _, key, value in self._ask(lambda token: Read(token, name, None))}
 
-    @abstractmethod
     def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
         """The state of one entity."""
+        name, program = self._name_of(operator), self.engine.program
+        program.check_key(key)
+        found = self._ask(lambda token: Read(token, name, key))
+        return program.values.unseal(found[0][2]) if found else default
+
+    def snapshot(self) -> dict[str, Any]:
+        """Make a snapshot now. Returns its epoch."""
+        if self._keeper is None:
+            raise BadRequest("this app has no store, so it has no snapshots: start it with --store")
+        return {"epoch": self._ask(TakeSnapshot)}
+
+    def wait(self) -> None:
+        """Until the runtime is closed; if it stopped itself, what broke it is raised."""
+        self._thread.join()
+        if self._broken is not None:
+            raise self._broken
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
@@ -117,22 +153,40 @@ class Driver(ABC):
 
     # --- for subclasses ---
 
-    def _open(self) -> None:  # noqa: B027 most need none of these three
+    def _open(self) -> None:
         """The thread begins."""
+        self._follow(self.engine.start(self._clock()))
 
     @abstractmethod
     def _serve_once(self) -> bool:
         """Wait for something to happen and see to it. False once the runtime is closed."""
 
-    @abstractmethod
     def _settle(self) -> None:
-        """The runtime is closed: finish what was handed over, without waiting for the time of an epoch."""
+        """The runtime is closed: finish what was handed over, without waiting for the time of an epoch. With a store,
+        end with a snapshot, so that the next start has nothing to replay and may be one of other code."""
+        clock, interval_us = self._clock, self.config.epoch_interval_us
+        self._clock = lambda: clock() + interval_us  # an epoch that waits for its time has come to it
+        self._step(Tick())
+        while self._unanswered:
+            self._serve_once()
+        if self._keeper is not None:
+            last: Future[Any] = Future()
+            self._unanswered[last] = None
+            self._step(TakeSnapshot(last))
+            while self._unanswered:
+                self._serve_once()
 
-    def _wake(self) -> None:  # noqa: B027
+    def _wake(self) -> None:  # noqa: B027 most need neither of these two
         """Something is in the inbox: tell the thread, if it waits for other things too."""
 
     def _let_go(self) -> None:  # noqa: B027
         """The thread ends, for good or ill: give back what it holds."""
+
+    def _hear(self, news: Any) -> None:
+        """Of the keeper."""
+        if isinstance(news, Broken):
+            raise news.error
+        self._step(news)
 
     def _carry_out(self, effect: Any) -> None:
         """An effect that only this kind of runtime knows."""
@@ -157,7 +211,8 @@ class Driver(ABC):
         """From this item on, the batches that wait; the question behind them, if one comes; is the runtime open?"""
         batches: list[Handed] = []
         while item is not None:
-            self._unanswered[item[0]] = None
+            if item[0] is not None:
+                self._unanswered[item[0]] = None
             if not isinstance(item[1], Batch):
                 return batches, item, True
             batches.append(item)
@@ -179,6 +234,15 @@ class Driver(ABC):
                 self._answer(effect.token, effect.answers)
             elif isinstance(effect, Refuse):
                 self._answer(effect.token, error=effect.error)
+            elif isinstance(effect, Found):
+                self._answer(effect.token, effect.entities)
+            elif isinstance(effect, SnapshotTaken):
+                self._answer(effect.token, effect.epoch)
+            elif isinstance(effect, Perform):
+                self._externals.perform(effect)
+            elif isinstance(effect, Append | Check | Keep | Save):
+                assert self._keeper is not None
+                self._keeper.carry_out(effect)
             else:
                 self._carry_out(effect)
 
@@ -199,6 +263,10 @@ class Driver(ABC):
         self._inbox.put((future, work))
         self._wake()
         return future
+
+    def _tell(self, news: Any) -> None:
+        self._inbox.put((None, news))
+        self._wake()
 
     def _check_alive(self) -> None:
         if self._broken is not None:
@@ -224,6 +292,9 @@ class Driver(ABC):
         finally:
             try:
                 self._let_go()
+                self._externals.close()
+                if self._keeper is not None:
+                    self._keeper.close()
             finally:
                 self._fail_the_rest()
 
@@ -234,11 +305,20 @@ class Driver(ABC):
             self._closed = True
             while not self._inbox.empty():
                 item = self._inbox.get()
-                if item is not None:
+                if item is not None and item[0] is not None:
                     rest.append(item[0])
             self._room.notify_all()
         for future in rest:
             future.set_exception(Stopped(reason))
+
+
+def open_store(store: str | Path | Store | None, app: App, config: Config) -> Opened | None:
+    """Take over the store, if there is one; only then are Arrow and all that needed."""
+    if store is None:
+        return None
+    from headrace.durability.recovery import Opened
+
+    return Opened(store, app, config)
 
 
 class LocalClient(Client):

@@ -4,6 +4,7 @@
     POST /v1/calls   a `Calls` message, answered by an `Answers` message (application/msgpack)
     GET  /v1/state/{operator}/{key}
     POST /v1/rescale {"workers": 3}
+    POST /v1/snapshot
     GET  /v1/app     operators and functions
     GET  /metrics    /health
 
@@ -122,6 +123,11 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
         workers = in_json(json_rescale, await body_of(request)).workers
         moved = await asyncio.to_thread(runtime.rescale, workers)
         return json({"status": "ok", "workers": workers, "moved_shards": moved})
+
+    @web.post("/v1/snapshot")
+    async def snapshot() -> Response:
+        taken = await asyncio.to_thread(runtime.snapshot)
+        return json({"status": "ok", **taken})
 
     @web.get("/v1/app")
     async def app() -> Response:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import queue
-from typing import Any
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
 from headrace.core.channel import Tick
 from headrace.core.engine import Engine, Submit
-from headrace.core.program import MISSING
 from headrace.errors import ModelError
 from headrace.model.app import App
-from headrace.model.operator import Operator
 from headrace.runtime.clock import Clock
-from headrace.runtime.driver import PATIENCE_S_MAX, Driver
+from headrace.runtime.driver import PATIENCE_S_MAX, Driver, open_store
 from headrace.wire.values import shown
+
+if TYPE_CHECKING:
+    from headrace.durability.store import Store
 
 
 class Runtime(Driver):
@@ -22,25 +25,25 @@ class Runtime(Driver):
 
     engine: Engine
 
-    def __init__(self, app: App, config: Config | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        config: Config | None = None,
+        clock: Clock | None = None,
+        store: str | Path | Store | None = None,
+    ) -> None:
+        """With a `store`, a directory or "s3://bucket/prefix", everything that was answered is there again after a
+        crash; without, the state is in memory only."""
         if not isinstance(app, App):
             raise ModelError(f"Runtime takes an App, not {shown(app)}")
         config = config or Config()
-        super().__init__(app, config, Engine(app, config), clock)
+        opened = open_store(store, app, config)
+        seed = secrets.randbits(63) if opened is None else opened.seed
+        engine = Engine(app, config, is_durable=opened is not None, seed=seed)
+        if opened is not None:
+            opened.restore(engine)
+        super().__init__(app, config, engine, clock, opened)
         self._begin()
-
-    def state(self, operator: Operator | str) -> dict[Any, Any]:
-        program = self.engine.program
-        table, unseal = program.tables[self._name_of(operator)], program.values.unseal
-        found: dict[Any, Any] = self._ask(lambda: {key: unseal(value) for key, value in table.items()})
-        return found
-
-    def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
-        program = self.engine.program
-        table = program.tables[self._name_of(operator)]
-        program.check_key(key)
-        value = self._ask(lambda: table.get(key, MISSING))
-        return default if value is MISSING else program.values.unseal(value)
 
     def metrics(self) -> dict[str, Any]:
         engine = self.engine
@@ -52,7 +55,7 @@ class Runtime(Driver):
             "committed": engine.committed,
             "aborted": engine.aborted,
             "pending": self._pending,
-            "entities": {name: len(table) for name, table in engine.program.tables.items()},
+            "entities": {name: engine.program.count(name) for name in self.app.operators},
         }
 
     def _serve_once(self) -> bool:
@@ -70,14 +73,8 @@ class Runtime(Driver):
             self._step(Submit(batches))
         if asked is not None:
             future, question = asked
-            try:
-                result = question()
-            except Exception as error:
-                self._answer(future, error=error)
+            if future is None:
+                self._hear(question)
             else:
-                self._answer(future, result)
+                self._step(question(future))
         return is_open
-
-    def _settle(self) -> None:
-        if self._timer_us is not None:
-            self._step(Tick(), self._timer_us)

@@ -7,34 +7,157 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.core.builtin import BUILT_IN
+from headrace.core.ingress import Admission
+from headrace.core.journal import Response
+from headrace.core.program import Program
+from headrace.sim.archive import Logbook, LogRow
 from headrace.sim.history import History, Look, Row
 from headrace.sim.oracle import Entity, Oracle
 from headrace.sim.workload import Spin, Workload
-from headrace.wire.values import Values
+from headrace.wire.messages import Failure
+from headrace.wire.values import WRAP_BYTES, Values, is_wrapped
 
 State = dict[Entity, Any]
+Tables = dict[str, dict[Any, Any]]
 
 
-def check_history(history: History, workload: Workload, oracle: Oracle, values: Values) -> list[str]:
+class Reference:
+    """The log in its order: what a loop over it has to run, and all that decides what comes of it."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.limits: list[dict[str, int]] = []
+        self.times_us: list[int] = []
+        self.decrees: dict[int, Failure] | None = None  # None: it is not known who was condemned
+        self.responses: dict[str, Response] = {}
+        self.wrong: list[str] = []
+
+    def add(self, row: Row, limits: dict[str, int], time_us: int) -> None:
+        self.rows.append(row)
+        self.limits.append(limits)
+        self.times_us.append(time_us)
+
+    @classmethod
+    def of_history(cls, history: History) -> Reference:
+        """Where there is no log: what was answered, by TID."""
+        log = cls()
+        for row in history.in_order():
+            log.add(row, {}, 0)
+        return log
+
+    @classmethod
+    def of_log(cls, history: History, book: Logbook, program: Program) -> Reference:
+        """What is in the durable log must be what was asked, once; and what was answered must be in it."""
+        log, admission = cls(), Admission(program)
+        log.decrees, log.responses = book.decrees, book.responses
+        seen: dict[str, int] = {}
+        for each in book.rows:
+            if each.is_own:
+                log.add(own_row(each, program), each.limits, each.epoch.closed_us)
+                continue
+            row = history.rows.get(each.request_id)
+            if each.request_id in seen:
+                log.wrong.append(f"{each.request_id} is in the log as TID {seen[each.request_id]} and {each.tid}")
+            elif row is None:
+                log.wrong.append(f"TID {each.tid} in the log is {each.request_id!r}, which nobody asked")
+            elif (row.tid, row.epoch) != (each.tid, each.epoch.number):
+                place = f"TID {row.tid} of epoch {row.epoch}, in the log it is {each.tid} of {each.epoch.number}"
+                log.wrong.append(f"{each.request_id} was {row.status} as {place}")
+            else:
+                log.wrong += check_call(each, row, admission)
+                log.add(row, each.limits, each.epoch.closed_us)
+            seen[each.request_id] = each.tid
+        lost = [row.request_id for row in history.rows.values() if row.tid is not None and row.request_id not in seen]
+        if lost:
+            log.wrong.append(f"acknowledged, and not in the log: {lost}")
+        return log
+
+    def respond(self, unseal: Any) -> Any:
+        """What the outside world gave, as it is logged."""
+
+        def respond(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | None]:
+            response = self.responses.get(call)
+            if response is None:
+                self.wrong.append(f"the log has no response to external call {call} of {name}")
+                return None, "there is no response"
+            return unseal(response.result), response.failure
+
+        return respond
+
+
+def own_row(logged: LogRow, program: Program) -> Row:
+    """A row that nobody outside asked for: nobody knows what came of it but the state."""
+    epoch, at = logged.epoch, logged.row
+    entry, args = epoch.entries[at], epoch.args[at]
+    if entry is entry.sealed:
+        args = tuple(program.values.decode(args[0]))
+    row = Row(logged.request_id, (entry.function, epoch.keys[at], *map(program.values.unseal, args)), 0, False)
+    row.tid, row.epoch, row.answered = logged.tid, epoch.number, 1 << 62
+    return row
+
+
+def check_call(logged: LogRow, row: Row, admission: Admission) -> list[str]:
+    """The log holds the call that was asked for."""
+    epoch, at = logged.epoch, logged.row
+    batch = admission.admit([row.request_id], [row.call])
+    asked = (batch.entries[0], batch.keys[0], batch.args[0])
+    found = (epoch.entries[at], epoch.keys[at], epoch.args[at])
+    if asked[0] is found[0] and repr(asked[1:]) == repr(found[1:]):
+        return []
+    return [f"{row.request_id} asked for {asked[0].name}{asked[1:]!r}, the log has {found[0].name}{found[1:]!r}"]
+
+
+def check_history(
+    history: History, reference: Reference, workload: Workload, oracle: Oracle, snapshots: dict[int, Tables]
+) -> list[str]:
     """All that is wrong with a run whose requests have all been answered."""
+    log, values = reference.rows, oracle.values
+    assert values is not None
     wrong = check_gate(history)
-    log = history.in_order()
     wrong += check_log(log)
     wrong += check_real_time(log)
-    if wrong:
+    if wrong or reference.wrong:
         return wrong
     workload.hooks.watch(None)
     states: list[State] = [{}]
-    for row in log:
-        wrong += check_row(row, oracle.transact(*row.call), values)
-        states.append(oracle.state if row.failure is None else states[-1])
+    oracle.respond = reference.respond(values.unseal)
+    for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
+        oracle.calls_max = limits.get("calls_max", oracle.calls_max)
+        oracle.depth_max = limits.get("depth_max", oracle.depth_max)
+        before, written = oracle.state, dict(oracle.written)
+        expected = oracle.transact(*row.call)
+        decreed = None if reference.decrees is None else reference.decrees.get(row.tid or 0)
+        if decreed is not None:  # it aborts, whatever the function would have done
+            oracle.state, oracle.written = before, written
+            expected = ("aborted", *failure_of(decreed))
+        elif expected[1] == Spin.__name__ and reference.decrees is not None:
+            wrong.append(f"TID {row.tid} does not return, and the log has no decree about it")
+        if row.answered < 1 << 62:
+            wrong += check_row(row, expected, values)
+        states.append(oracle.state)
         oracle.state = dict(oracle.state)
+    wrong += reference.wrong
     for look in history.looks:
         wrong += check_look(look, log, states, values)
+    for epoch, tables in snapshots.items():
+        end = max((at for at, row in enumerate(log, start=1) if (row.epoch or 0) <= epoch), default=0)
+        wrong += check_snapshot(epoch, tables, states[end], values)
     return wrong + workload.check(log)
 
 
-def check_rest(coordinator: Any, workers: dict[int, Any], log: list[Row]) -> list[str]:
+def check_snapshot(epoch: int, tables: Tables, state: State, values: Values) -> list[str]:
+    """A snapshot holds the state at the end of its epoch."""
+    found = {(name, key): canonical(sealed, values) for name, table in tables.items() for key, sealed in table.items()}
+    expected = {entity: values.encode(value) for entity, value in state.items()}
+    if found == expected:
+        return []
+    differing = sorted((e for e in {*found, *expected} if found.get(e) != expected.get(e)), key=repr)
+    texts = [f"{e}: {found.get(e)!r}, not {expected.get(e)!r}" for e in differing[:4]]
+    return [f"the snapshot of epoch {epoch} is not the state at its end: {'; '.join(texts)}"]
+
+
+def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
     """When nothing happens any more, nothing is left over: no queue holds anything, and every entity is where it
     belongs."""
     wrong = [
@@ -44,9 +167,6 @@ def check_rest(coordinator: Any, workers: dict[int, Any], log: list[Row]) -> lis
     ]
     if len(coordinator.sequencing.open):
         wrong.append(f"{len(coordinator.sequencing.open)} transactions were never run")
-    aborts = sum(row.failure is not None for row in log)
-    if (coordinator.committed, coordinator.aborted) != (len(log) - aborts, aborts):
-        wrong.append(f"counted {coordinator.committed} and {coordinator.aborted} aborts of {len(log)} and {aborts}")
     for number, node in {0: coordinator, **workers}.items():
         for peer, channel in node.channels.peers.items():
             if channel.unacknowledged or channel.early:
@@ -68,7 +188,7 @@ def check_rest(coordinator: Any, workers: dict[int, Any], log: list[Row]) -> lis
             if left:
                 wrong.append(f"worker {number} has left over {name}: {left!r}")
         for name, table in worker.program.tables.items():
-            operator = worker.program.app.operators[name]
+            operator = worker.program.app.operators.get(name, BUILT_IN)
             strays = [key for key in table if coordinator.shards.owner(operator, key) != number]
             if strays:
                 wrong.append(f"worker {number} holds {name} {strays!r}, which belong to others")
@@ -114,15 +234,14 @@ def check_row(row: Row, expected: tuple[Any, ...], values: Values) -> list[str]:
     elif failure is not None and expected[1] == Spin.__name__:
         if failure.code == "poisoned":
             return []
-    elif failure is not None and (failure.type, failure.message, failure.function, failure.key) == expected[1:]:
+    elif failure is not None and failure_of(failure) == expected[1:]:
         return []
-    found = ("ok", row.result) if failure is None else ("aborted", *failure_of(row))
+    found = ("ok", row.result) if failure is None else ("aborted", *failure_of(failure))
     return [f"TID {row.tid} {row.call!r} was answered {found!r}, the oracle says {expected!r}"]
 
 
-def failure_of(row: Row) -> tuple[Any, ...]:
-    failure = row.failure
-    return () if failure is None else (failure.type, failure.message, failure.function, failure.key)
+def failure_of(failure: Failure) -> tuple[Any, ...]:
+    return failure.type, failure.message, failure.function, failure.key
 
 
 def check_look(look: Look, log: list[Row], states: list[State], values: Values) -> list[str]:
@@ -150,6 +269,8 @@ def check_look(look: Look, log: list[Row], states: list[State], values: Values) 
 
 
 def canonical(sealed: Any, values: Values) -> bytes:
+    if is_wrapped(sealed):  # with the time at which it was written
+        return bytes(sealed[WRAP_BYTES:])
     return sealed if type(sealed) is bytes else values.encode(sealed)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.wire.messages import Answers, RequestIds, id_of
 
 if TYPE_CHECKING:
+    from headrace.sim.house import House
     from headrace.sim.world import World
 
 BAD_CALLS: tuple[tuple[Any, ...], ...] = (("nobody.nothing", "k"), ("no function", 1), (None, None))
@@ -25,30 +26,40 @@ class Request:
 class Client:
     """Asks one batch after the other; or, if it is not `patient`, does not wait for the last one."""
 
-    def __init__(self, world: World, number: int, batches: list[list[tuple[Any, ...]]], rng: random.Random) -> None:
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        batches: list[list[tuple[Any, ...]]],
+        rng: random.Random,
+        is_source: bool | None = None,
+    ) -> None:
         self.world, self.number, self.rng = world, number, rng
         self.faults = world.parameters.faults
-        self.is_source = rng.random() < 0.2  # a streaming query: its batches are numbered, each is taken once
+        chance = rng.random()
+        self.is_source = chance < 0.2 if is_source is None else is_source  # a streaming query: its batches are numbered
         self.waits = self.is_source or rng.random() < 0.7
         self.timeout_us = rng.choice((20_000, 100_000)) if self.faults.impatience else 300_000
         self.to_ask = [self._request(at, calls) for at, calls in enumerate(batches)]
         self.to_ask.reverse()
         self.open: dict[Request, None] = {}
+        self.asked: list[Request] = []
+        self.house: House | None = None  # the coordinator it talks to, perhaps a zombie
 
     @property
     def is_done(self) -> bool:
         return not self.to_ask and not self.open
 
     def _request(self, at: int, calls: list[tuple[Any, ...]]) -> Request:
-        stem = f"c{self.number}-{at}"
+        stem, source = f"c{self.number}-{at}", None
         if self.is_source:
-            return Request(stem, calls, set(), (f"query {self.number}", at))
+            source = (f"query {self.number}", at)
         bad = {row for row in range(len(calls)) if self.rng.random() < 0.03}
         for row in bad:
             calls[row] = self.rng.choice(BAD_CALLS)
         if self.rng.random() < 0.5:
-            return Request(stem, calls, bad, None)
-        return Request([f"{stem}.{row}" for row in range(len(calls))], calls, bad, None)
+            return Request(stem, calls, bad, source)
+        return Request([f"{stem}.{row}" for row in range(len(calls))], calls, bad, source)
 
     def begin(self) -> None:
         pause_us = self.world.parameters.chaos_us // (3 * (len(self.to_ask) or 1)) + 1
@@ -59,6 +70,7 @@ class Client:
         if self.to_ask:
             request = self.to_ask.pop()
             self.open[request] = None
+            self.asked.append(request)
             for row, call in enumerate(request.calls):
                 self.world.history.ask(id_of(request.ids, row), call, row in request.bad)
             self._send(request)
@@ -85,13 +97,30 @@ class Client:
         if world.is_chaos and self.rng.random() < self.faults.client_loss:
             world.fault("client requests lost")
             return
-        # A batch of a source that comes again when the next one has been taken is refused, and nobody minds.
+        house = self._find_house(request)
+        if house is None:
+            world.fault("nobody to ask")
+            return
+        # A batch of a source that comes again when the next one has been taken is refused, and nobody minds; nor if the
+        # coordinator has been superseded and knows less.
         token = world.new_token(
+            house,
             lambda answers: self._answered(request, rows, answers),
-            may_be_refused=lambda: request.source is not None and request not in self.open,
+            may_be_refused=lambda: (
+                request.source is not None and (request not in self.open or house is not world.house)
+            ),
         )
         calls = [request.calls[row] for row in rows]
-        world.after(world.travel_us(self.rng), world.submit, token, ids, calls, request.source)
+        world.after(world.travel_us(self.rng), house.submit, token, ids, calls, request.source)
+
+    def _find_house(self, request: Request) -> House | None:
+        """Who fails to answer is asked again, or the newest coordinator is."""
+        newest = self.world.house
+        if self.house is None or not self.house.is_alive or (request.attempts > 1 and self.rng.random() < 0.5):
+            self.house = newest if newest is not None and newest.is_alive else None
+        elif self.house is not newest:
+            self.world.probe("asked a coordinator that was superseded")
+        return self.house
 
     def _lose_patience(self, request: Request) -> None:
         if request in self.open:
@@ -114,17 +143,28 @@ class Client:
             if self.faults.impatience and request.source is None and self.rng.random() < 0.2:
                 self._ask_again(request)
 
+    def ask_all_again(self) -> None:
+        """For all answers that it got. Of a source only the last batch is kept."""
+        house = self.world.house
+        for request in self.asked[-1:] if self.is_source else self.asked:
+            if house is not None:
+                token = self.world.new_token(house, lambda answers: None)
+                self.world.after(1, house.submit, token, request.ids, request.calls, request.source)
+
     def _ask_again(self, request: Request) -> None:
         """For an answer that it has; or with another call, which is refused."""
+        house = self._find_house(request)
+        if house is None:
+            return
         row = self.rng.randrange(len(request.calls))
         call, request_id = request.calls[row], id_of(request.ids, row)
         if self.rng.random() < 0.5 or row in request.bad:
-            token = self.world.new_token(lambda answers: None)
+            token = self.world.new_token(house, lambda answers: None)
             self.world.probe("asked again after the answer")
         else:
             other = self.world.workload.call(self.rng)
             if repr(other) == repr(call):
                 return
-            call, token = other, self.world.new_token(lambda answers: None, is_misuse=True)
+            call, token = other, self.world.new_token(house, lambda answers: None, is_misuse=True)
             self.world.probe("request id used for another call")
-        self.world.after(self.world.travel_us(self.rng), self.world.submit, token, [request_id], [call], None)
+        self.world.after(self.world.travel_us(self.rng), house.submit, token, [request_id], [call], None)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.config import Config
+from headrace.sim.node import Node
 from headrace.sim.parameters import Parameters
 from headrace.sim.run import Batches, Report, Run
 from headrace.sim.workload import Workload
-from headrace.sim.world import Node, World
+from headrace.sim.world import World
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,14 @@ class Scenario:
     def parameters(self) -> Parameters:
         config = Config(resend_us=20_000, wall_limit_us=30_000, silence_us_max=50_000, **self.limits)
         return Parameters(
-            0, self.workload, workers=self.workers, mode=self.mode, config=config, chaos_us=60_000, delay_us=100
+            0,
+            self.workload,
+            workers=self.workers,
+            mode=self.mode,
+            config=config,
+            chaos_us=60_000,
+            delay_us=100,
+            store="none",
         )
 
     def run(self, crash_at: int | None = None) -> tuple[Report, int]:
@@ -42,7 +50,7 @@ class Scenario:
 
         def before_effect(node: Node, name: str) -> None:
             nonlocal count
-            if name == "Send":
+            if name == "Send" and node.number:
                 count += 1
                 if count in at:
                     world.crash(node)

@@ -40,10 +40,10 @@ class Row:
 class Look:
     """One question for state, and what was found."""
 
-    __slots__ = ("asked", "entities", "found", "key", "operator")
+    __slots__ = ("asked", "entities", "found", "house", "key", "operator")
 
-    def __init__(self, operator: str | None, key: Any, asked: int) -> None:
-        self.operator, self.key, self.asked = operator, key, asked
+    def __init__(self, operator: str | None, key: Any, asked: int, house: Any) -> None:
+        self.operator, self.key, self.asked, self.house = operator, key, asked, house  # house: who was asked
         self.found = 0
         self.entities: list[Any] = []
 
@@ -67,7 +67,8 @@ class History:
     def answer(self, answers: Answers) -> None:
         """Answers leave. Whatever an id was told before, it is told again."""
         columns = (answers.tids, answers.epochs, answers.results)
-        if len(set(map(len, columns))) > 1:
+        lengths = {*map(len, columns), *([] if isinstance(answers.ids, str) else [len(answers.ids)])}
+        if len(lengths) > 1:
             self.violate(f"the answers to {answers.ids} have columns of different lengths: {columns!r}")
             return
         for at, (tid, epoch, result) in enumerate(zip(answers.tids, answers.epochs, answers.results, strict=True)):

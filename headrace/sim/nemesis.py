@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import random
 
-from headrace.sim.world import Node, World
+from headrace.sim.disk import AFTER, BEFORE, MIDDLE
+from headrace.sim.house import House
+from headrace.sim.node import Node
+from headrace.sim.world import World
 
 CRASHES_MAX = 8  # a run is to come to an end
 
@@ -14,7 +17,7 @@ CRASHES_MAX = 8  # a run is to come to an end
 class Nemesis:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self.rng, self.parameters = world, rng, world.parameters
-        world.on_start = self.start
+        world.on_start, world.on_open, world.on_pause = self.start, self.open, self.pause_house
 
     def begin(self) -> None:
         faults = self.parameters.faults
@@ -27,6 +30,11 @@ class Nemesis:
             (faults.rescales, self.rescale),
             (faults.reads, self.look),
             (faults.echoes, self.world.network.echo),
+            (faults.coordinator_crashes, self.crash_coordinator),
+            (faults.coordinator_pauses, self.pause_coordinator),
+            (faults.false_takeovers, self.take_over),
+            (faults.power_losses, self.lose_power),
+            (faults.full_times, self.fill),
         ):
             for _ in range(count):
                 self.world.after(self.rng.randrange(self.parameters.chaos_us), action)
@@ -35,7 +43,13 @@ class Nemesis:
         """No more faults; what was paused wakes up, and zombies are stopped in a while."""
         world = self.world
         world.is_chaos = False
-        for node in [world.coordinator, *world.workers.values(), *world.zombies]:
+        world.disk.is_calm, world.disk.is_full = True, False
+        for house in world.houses:
+            house.pause_in = None
+            if house.store is not None:
+                house.store.dies_at = house.dies_in = None
+        nodes = [node for house in world.houses for node in (house.node, *house.workers.values())]
+        for node in [*nodes, *world.zombies]:
             node.lives = None
             node.cut_off_until_us = 0
             world.after(self.rng.randrange(1, 5_000), world.wake, node)
@@ -46,10 +60,10 @@ class Nemesis:
     def start(self, node: Node) -> None:
         """A worker starts, in a recovery perhaps: it, or another one, may crash before that is over."""
         world, faults = self.world, self.parameters.faults
-        if node.incarnation == 1 and world.now_us == 1_000_000:
+        if node.incarnation == 1 and node.house.number == 1:
             return
         if world.is_chaos and self.rng.random() < faults.crash_again and world.faults["crashes"] < CRASHES_MAX:
-            victim = self.rng.choice([node, *world.workers.values()])
+            victim = self.rng.choice([node, *node.house.workers.values()])
             victim.lives = self.rng.randrange(12)
             world.fault("crashes armed in a recovery")
 
@@ -68,7 +82,7 @@ class Nemesis:
     def pause(self) -> None:
         node = self._worker()
         if node is not None:
-            self.world.pause(node if self.rng.random() < 0.85 else self.world.coordinator, self._until_us())
+            self.world.pause(node if self.rng.random() < 0.85 else node.house.node, self._until_us())
 
     def alarm(self) -> None:
         node = self._worker()
@@ -85,24 +99,83 @@ class Nemesis:
         self.rng.shuffle(numbers)
         at = self.rng.randrange(1, len(numbers))
         here, there = (numbers[:at], numbers[at:]) if self.rng.random() < 0.7 else (numbers[:1], numbers[1:2])
-        links = [(a, b) for a in here for b in there]
+        house = world.house.number if world.house is not None else 0
+        links = [(house, a, b) for a in here for b in there]
         until_us = self._until_us()
         is_one_way = self.rng.random() < 0.4
         world.fault("partitions one-way" if is_one_way else "partitions two-way")
         if not is_one_way:
-            links += [(b, a) for a, b in links]
+            links += [(house, b, a) for _, a, b in links]
         world.network.split(links, until_us)
-        for number in sorted({n for a, b in links for n in (a, b) if 0 in (a, b)} - {0}):
+        for number in sorted({n for _, a, b in links for n in (a, b) if 0 in (a, b)} - {0}):
             node = world.workers.get(number)
             if node is not None:
                 world.cut_off(node, until_us)
 
     def silence(self) -> None:
-        numbers = [0, *self.world.workers]
-        if len(numbers) > 1 and self.world.is_chaos:
+        house, numbers = self.world.house, [0, *self.world.workers]
+        if house is not None and len(numbers) > 1 and self.world.is_chaos:
             self.world.fault("silent links")
             first, second = self.rng.sample(numbers, 2)
-            self.world.network.silence((first, second), self._until_us())
+            self.world.network.silence((house.number, first, second), self._until_us())
+
+    # --- coordinators and their disk ---
+
+    def open(self, house: House) -> None:
+        """A coordinator starts, in a recovery perhaps: it may crash before that is over."""
+        world, faults = self.world, self.parameters.faults
+        if world.is_chaos and faults.coordinator_crashes and self.rng.random() < faults.crash_again:
+            world.fault("crashes armed in a coordinator's recovery")
+            self._arm(house, 60)
+        if world.is_chaos and faults.coordinator_pauses and self.rng.random() < 0.2:
+            house.pause_in = self.rng.randrange(40)
+
+    def _arm(self, house: House, most: int) -> None:
+        where = self.rng.choice((BEFORE, MIDDLE, AFTER))
+        house.dies_in = (self.rng.randrange(1, most), where)
+
+    def crash_coordinator(self) -> None:
+        house = self.world.houses[-1]
+        if self.world.is_chaos and house.is_alive:
+            if self.rng.random() < 0.5:
+                house.node.lives = self.rng.randrange(12)
+            else:
+                self._arm(house, 12)
+
+    def pause_coordinator(self) -> None:
+        """Between two steps, or before one of the next operations of its store."""
+        house = self.world.houses[-1]
+        if self.world.is_chaos and house.is_alive:
+            if self.rng.random() < 0.3:
+                self.pause_house(house)
+            else:
+                house.pause_in = self.rng.randrange(10)
+
+    def pause_house(self, house: House) -> None:
+        """It sleeps; in most cases somebody takes over meanwhile."""
+        world = self.world
+        until_us = self._until_us(1_000, 200_000)
+        world.pause(house.node, until_us)
+        if self.rng.random() < 0.8:
+            world.at(self.rng.randint(world.now_us, until_us), world.replace, house)
+
+    def take_over(self) -> None:
+        """Somebody starts a second one, though the first is well."""
+        if self.world.is_chaos and self.world.houses[-1].is_serving:
+            self.world.fault("false takeovers")
+            self.world.replace(self.world.houses[-1])
+
+    def lose_power(self) -> None:
+        if self.world.is_chaos:
+            self.world.lose_power()
+
+    def fill(self) -> None:
+        if self.world.is_chaos:
+            self.world.disk.is_full = True
+            self.world.after(self.rng.randint(100, 40_000), self._free)
+
+    def _free(self) -> None:
+        self.world.disk.is_full = False
 
     # --- operators ---
 

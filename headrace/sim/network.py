@@ -9,9 +9,10 @@ from headrace.wire.codec import decode_frame, encode
 from headrace.wire.messages import Frame
 
 if TYPE_CHECKING:
-    from headrace.sim.world import Node, World
+    from headrace.sim.node import Node
+    from headrace.sim.world import World
 
-Link = tuple[int, int]  # from, to
+Link = tuple[int, int, int]  # the house, from, to
 KEPT_MAX = 200  # old frames
 
 
@@ -26,12 +27,13 @@ class Network:
 
     def send(self, source: Node, frame: Frame) -> bytes:
         data = encode(frame)
-        world, rng, faults, link = self.world, self.rng, self.faults, (source.number, frame.to)
+        world, rng, faults = self.world, self.rng, self.faults
+        link = (source.house.number, source.number, frame.to)
         if len(self.kept) < KEPT_MAX:
             self.kept.append(data)
         else:
             self.kept[rng.randrange(KEPT_MAX)] = data
-        target = world.node(frame.to)
+        target = source.house.find(frame.to)
         if target is None or not world.is_chaos:
             if target is not None:
                 self._travel(link, data, target)
@@ -66,7 +68,8 @@ class Network:
 
     def _arrive(self, data: bytes, target: Node) -> None:
         if not target.is_alive:  # a connection that comes back may bring what was under way to its successor
-            successor = self.world.node(target.number)
+            house = target.house if target.house.is_alive else self.world.house
+            successor = house.find(target.number) if house is not None else None
             if successor is None or self.rng.random() < 0.5:
                 return
             self.world.fault("reached a successor")
@@ -77,9 +80,10 @@ class Network:
         """Some old frame comes again, to whoever has the number now."""
         if self.kept and self.world.is_chaos:
             frame = decode_frame(self.rng.choice(self.kept))
-            target = self.world.node(frame.to)
-            if target is not None:
-                is_old_term = frame.term < self.world.coordinator.core.term
+            house = self.world.house
+            target = house.find(frame.to) if house is not None else None
+            if house is not None and target is not None:
+                is_old_term = frame.term < house.core.term
                 self.world.fault("frames of old terms again" if is_old_term else "frames again")
                 self.world.receive(target, frame)
 

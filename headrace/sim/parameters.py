@@ -11,9 +11,11 @@ import random
 from typing import Any
 
 from headrace.config import Config
+from headrace.sim.disk import DiskFaults
 
 PRESENT = 0.6
 
+STORES = ("files", "files", "files", "objects", "objects", "none")
 WORKLOADS = ("bank", "append", "programs", "programs")
 MODES = ("auto", "auto", "serial", "ordered", "ordered", "ordered")
 
@@ -39,6 +41,21 @@ class Faults:
     rescales: int = 0
     reads: int = 0
     misbehaviour: bool = False  # functions that overrun, do not await, return what cannot be encoded
+    coordinator_crashes: int = 0  # between two effects, or in the middle of an operation of its store
+    coordinator_pauses: int = 0  # somebody takes over meanwhile, and it wakes up as a zombie
+    false_takeovers: int = 0  # somebody takes over while it is well
+    power_losses: int = 0  # all coordinators are gone, and with them what was not synced
+    full_times: int = 0  # no room is left, for a while
+    store_errors: float = 0.0  # of one operation, probability
+    sync_errors: float = 0.0
+    flips: float = 0.0  # of a bit, on a read
+    splits: float = 0.0  # writes that others see half done
+    new_limits: bool = False  # who takes over has other limits
+    slow_store: bool = False  # operations that take long; others go on meanwhile
+
+    @property
+    def of_disk(self) -> DiskFaults:
+        return DiskFaults(self.store_errors, self.sync_errors, self.flips, self.splits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +64,11 @@ class Parameters:
     workload: str = "bank"
     transactions: int = 40
     clients: int = 2
-    workers: int = 2
+    workers: int = 2  # with 0 it is an engine by itself
     mode: str = "auto"
     chaos_us: int = 500_000
     delay_us: int = 200
+    store: str = "files"
     config: Config = dataclasses.field(default_factory=Config)
     faults: Faults = dataclasses.field(default_factory=Faults)
     tiny: tuple[str, ...] = ()  # the limits that are tiny in this run
@@ -60,6 +78,20 @@ class Parameters:
         """A generator of its own for each concern: one more draw in one place changes nothing in another."""
         return random.Random(f"headrace {self.seed} {concern}")
 
+    def settings(self, rng: random.Random, number: int, is_chaos: bool) -> tuple[Config, int, str]:
+        """With what the coordinator of this number starts: its configuration, workers and mode. Whoever comes later may
+        have others: what the log says does not depend on them."""
+        workers, mode = rng.choice((0, 1, 2, 3, 4)), rng.choice(MODES)
+        chance, calls, depth = rng.random(), rng.choice((2, 5, 50)), rng.choice((1, 2, 50))
+        if number == 1:
+            return self.config, self.workers, self.mode
+        config = self.config
+        if self.faults.new_limits and chance < 0.7:
+            config = dataclasses.replace(config, calls_max=calls, depth_max=depth)
+        if not workers and self.faults.misbehaviour:  # an engine would never come back from a function that does not
+            workers = 1
+        return config, min(workers, 1 if mode == "serial" else config.shards), mode
+
     def described(self) -> dict[str, Any]:
         """What `headrace sim --seed` prints: only what is not as usual."""
         usual, config = Config(), dataclasses.asdict(self.config)
@@ -68,6 +100,7 @@ class Parameters:
             **{name: getattr(self, name) for name in ("workload", "transactions", "clients", "workers", "mode")},
             "chaos_us": self.chaos_us,
             "delay_us": self.delay_us,
+            "store": self.store,
             "only": self.only,
             "config": {name: value for name, value in config.items() if value != getattr(usual, name)},
             "faults": faults,
@@ -85,6 +118,47 @@ TINY: dict[str, tuple[int, ...]] = {  # limits, and what they may be where they 
     "replay_transactions_max": (1, 7),
     "shards": (1, 3),
 }
+
+
+def draw_store(seed: int) -> tuple[str, bool]:
+    """Its kind, and whether the first to use it is an engine by itself, without workers."""
+    rng = random.Random(f"headrace {seed} store")
+    return rng.choice(STORES), rng.random() < 0.15
+
+
+def draw_workload(seed: int, store: str, drawn: str) -> str:
+    """What reaches out of the state needs a log: only there it can be seen what came back."""
+    is_outside = random.Random(f"headrace {seed} outside").random() < 0.2
+    return "outside" if is_outside and store != "none" else drawn
+
+
+def draw_durable(seed: int) -> dict[str, Any]:
+    """The faults of the coordinator and its disk, by a generator of their own."""
+    rng = random.Random(f"headrace {seed} durability")
+    strengths: dict[str, Any] = {
+        "coordinator_crashes": rng.randint(1, 3),
+        "coordinator_pauses": rng.randint(1, 2),
+        "false_takeovers": rng.randint(0, 2),
+        "power_losses": rng.randint(1, 2),
+        "full_times": rng.randint(1, 2),
+        "store_errors": rng.uniform(0.0, 0.02),
+        "sync_errors": rng.uniform(0.0, 0.05),
+        "flips": rng.uniform(0.0, 0.1),
+        "splits": rng.uniform(0.0, 0.3),
+        "new_limits": True,
+        "slow_store": True,
+    }
+    return {name: strength for name, strength in strengths.items() if rng.random() < PRESENT}
+
+
+def draw_snapshots(seed: int) -> dict[str, int]:
+    """How often there is one, and how small the segments of the log are."""
+    rng = random.Random(f"headrace {seed} snapshots")
+    return {
+        "snapshot_interval_us": rng.choice((1_000, 20_000, 100_000, 10_000_000)),
+        "snapshots_kept": rng.choice((1, 2, 3)),
+        "segment_bytes_max": rng.choice((1, 2_000, 20_000, 64 << 20)),
+    }
 
 
 def draw(seed: int) -> Parameters:
@@ -113,6 +187,9 @@ def draw(seed: int) -> Parameters:
         reads=there(rng.randint(1, 4)),
         misbehaviour=there(True, False),
     )
+    store, is_engine = draw_store(seed)
+    if store != "none":
+        faults = dataclasses.replace(faults, **draw_durable(seed))
     if rng.random() < 0.1:
         faults = Faults()  # a calm day
     limits: dict[str, int] = {
@@ -126,17 +203,20 @@ def draw(seed: int) -> Parameters:
     }
     chosen = {name: rng.choice(values) for name, values in TINY.items()}
     tiny = tuple(name for name in TINY if rng.random() < 0.25)
-    limits |= {name: chosen[name] for name in tiny}
+    limits |= {name: chosen[name] for name in tiny} | draw_snapshots(seed)
     mode, workers = rng.choice(MODES), rng.choice((1, 2, 2, 3, 3, 4, 5))
+    if is_engine:
+        faults = dataclasses.replace(faults, misbehaviour=False, rescales=0)
     return Parameters(
         seed=seed,
-        workload=rng.choice(WORKLOADS),
+        workload=draw_workload(seed, store, rng.choice(WORKLOADS)),
         transactions=rng.randint(20, 80),
         clients=rng.randint(1, 4),
-        workers=1 if mode == "serial" else min(workers, limits["shards"]),
+        workers=0 if is_engine else 1 if mode == "serial" else min(workers, limits["shards"]),
         mode=mode,
         chaos_us=rng.choice((50_000, 200_000, 500_000)),
         delay_us=rng.choice((50, 200, 1_000)),
+        store=store,
         config=Config(**limits),
         faults=faults,
         tiny=tiny,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.sim.check import check_history, check_rest
+from headrace.sim.check import Reference, check_history, check_rest
 from headrace.sim.clients import Client
 from headrace.sim.nemesis import Nemesis
 from headrace.sim.oracle import Oracle
@@ -89,8 +89,9 @@ class Run:
         parameters: Parameters,
         trace: Callable[[str], None] | None = None,
         script: Callable[[Workload], list[Batches]] | None = None,
+        is_source: bool | None = None,
     ) -> None:
-        """`script` says what each client asks for; without it, that is drawn."""
+        """`script` says what each client asks for, `is_source` whether as a streaming query; if not, that is drawn."""
         rng = parameters.rng("workload")
         self.parameters = parameters
         self.workload = WORKLOADS[parameters.workload](rng, parameters.faults.misbehaviour)
@@ -98,7 +99,7 @@ class Run:
         self.nemesis = Nemesis(self.world, parameters.rng("nemesis"))
         batches = self._batches(rng) if script is None else script(self.workload)
         self.clients = [
-            Client(self.world, number, calls, parameters.rng(f"client {number}"))
+            Client(self.world, number, calls, parameters.rng(f"client {number}"), is_source)
             for number, calls in enumerate(batches)
         ]
 
@@ -142,17 +143,43 @@ class Run:
             self.clients[-1].begin()
             if not self._wait_for_all():
                 return
+        self._look_and_rest()
+        if world.is_durable and not world.violations:
+            self._restart()
+            self._look_and_rest()
+        if not world.violations:
+            self.check()
+
+    def _look_and_rest(self) -> None:
+        """All state is read, and then nothing happens any more."""
+        world = self.world
         look = world.read(None, None)
-        self._within_patience(lambda: look.found > 0, "the state was not found")
-        if world.violations:
+        if look is None:
+            world.violate("nobody is there to be asked")
             return
+        self._within_patience(lambda: look.found > 0, "the state was not found")
         self._within_patience(lambda: not world.heap, "it does not come to rest")
-        self.check()
+        if not world.violations and world.house is not None and world.house.wanted_workers:
+            workers = {number: node.core for number, node in world.workers.items()}
+            world.violations += check_rest(world.coordinator.core, workers)
+
+    def _restart(self) -> None:
+        """Power is lost. Whoever starts next knows all that was answered, and answers the same."""
+        world = self.world
+        last = world.houses[-1]
+        world.lose_power()
+        self._within_patience(lambda: world.house is not last and world.coordinator.is_alive, "nobody took over")
+        for client in self.clients:
+            client.ask_all_again()
+        self._wait_for_all()
 
     def _wait_for_all(self) -> bool:
         world = self.world
         self._within_patience(lambda: all(client.is_done for client in self.clients), "requests were not answered")
-        self._within_patience(lambda: not world.tokens, "questions were not answered")
+        self._within_patience(
+            lambda: world.house is not None and world.house.is_alive and not world.house.tokens,
+            "questions were not answered",
+        )
         return not world.violations
 
     def _within_patience(self, until: Callable[[], bool], what: str) -> None:
@@ -161,12 +188,14 @@ class Run:
             world.violate(f"not live: {what} in {PATIENCE_US // 1_000_000} seconds after all was well")
 
     def check(self) -> None:
-        world, config = self.world, self.parameters.config
-        values = world.coordinator.core.program.values
-        oracle = Oracle(values, config.calls_max, config.depth_max)
-        workers = {number: node.core for number, node in world.workers.items()}
-        world.violations += check_rest(world.coordinator.core, workers, world.history.in_order())
-        world.violations += check_history(world.history, self.workload, oracle, values)
+        world, app, config = self.world, self.workload.app, self.parameters.config
+        program = world.coordinator.core.program
+        oracle = Oracle(program.values, config.calls_max, config.depth_max, app=app, seed=self.parameters.seed)
+        log = Reference.of_history(world.history)
+        if world.is_durable:
+            log = Reference.of_log(world.history, world.archive.read(program), program)
+        world.violations += log.wrong
+        world.violations += check_history(world.history, log, self.workload, oracle, world.archive.snapshots)
 
     def described(self) -> Report:
         world = self.world
@@ -192,8 +221,10 @@ class Run:
             if row.status == "aborted" and row.failure is not None:
                 probes[f"failure {row.failure.code}"] += 1
         probes["repeated answers"] = world.history.repeats
-        seen = world.coordinator.core.metrics()
-        for probe, metric in METRICS.items():
-            probes[probe] = seen.get(metric, 0)
-        probes["copies of the state"] = int(world.coordinator.core.copied_tid > 0)
+        for house in world.houses:
+            if house.core is not None and house.wanted_workers:
+                seen = house.core.metrics()
+                for probe, metric in METRICS.items():
+                    probes[probe] += seen.get(metric, 0)
+                probes["copies of the state"] += int(house.core.copied_tid > 0)
         return +probes

@@ -19,15 +19,17 @@ class Hooks:
     """By which a function tells the world that it overruns."""
 
     def __init__(self) -> None:
-        self.worker: Any = None  # the one that steps now; None while the oracle runs
+        self.worker: Any = None  # the one that steps now; None while the oracle or a coordinator runs functions itself
         self.spun: int | None = None  # the TID of the function that overran in this step
+        self.is_stuck = False  # one overran, and nobody could stop it
 
     def watch(self, worker: Any) -> None:
-        self.worker, self.spun = worker, None
+        self.worker, self.spun, self.is_stuck = worker, None, False
 
     def spin(self) -> None:
         if self.worker is not None and self.spun is None:
             self.spun = self.worker.running
+        self.is_stuck = self.worker is None
         raise Spin
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from headrace.errors import Abort
 from headrace.model.app import App
 from headrace.sim import elle
+from headrace.sim.outside import Outside
 from headrace.sim.programs import Programs
 from headrace.sim.workload import Call, Workload
 
@@ -207,8 +208,9 @@ def register_append(app: App) -> dict[str, Any]:
     return {"run_all": run_all, "send_all": send_all}
 
 
-WORKLOADS: dict[str, type[Bank] | type[Append] | type[Programs]] = {
+WORKLOADS: dict[str, type[Bank] | type[Append] | type[Outside] | type[Programs]] = {
     "bank": Bank,
     "append": Append,
+    "outside": Outside,
     "programs": Programs,
 }

@@ -1,13 +1,16 @@
 """The world: one thread, one heap of (time, tie, event), virtual time only, and the production core in it.
 
-The coordinator is node 0; a worker's number may have several incarnations: crashed ones vanish, one that was paused or
-cut off when it was replaced goes on as a zombie until the driver can stop it. Whatever the core is told and does goes
-into the trace, and its digest tells two runs apart.
+A coordinator lives in a house (house.py) and is its node 0; a worker's number may have several incarnations there:
+crashed ones vanish, one that was paused or cut off when it was replaced goes on as a zombie until the driver can stop
+it. A coordinator that was superseded goes on in its house, too. Whatever the core is told and does, and whatever is
+done to the disk, goes into the trace, and its digest tells two runs apart.
 
 Rules:
 1. Events of one instant are permuted: ties are drawn.
-2. Every effect happens by itself: a crash may come between any two of them.
+2. Every effect happens by itself: a crash may come between any two of them, and in every operation of a store.
 3. Nothing here depends on hashes, addresses or the machine: a seed gives the same trace everywhere.
+4. A process that is in the middle of something while others go on is a Python call in which events happen: those who
+   are stopped like that go on in reverse order.
 """
 
 from __future__ import annotations
@@ -20,81 +23,61 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.core.channel import Received, Tick
-from headrace.core.coordinator import Coordinator, Lost, Overran, Read, Rescale
-from headrace.core.engine import Submit
-from headrace.core.ingress import Admission
+from headrace.core.coordinator import Lost, Overran, Rescale
+from headrace.core.deferred import Responded
+from headrace.core.engine import Read
+from headrace.core.program import values_of
 from headrace.core.worker import Worker
+from headrace.sim.archive import Archive
+from headrace.sim.disk import Disk
 from headrace.sim.history import History, Look
+from headrace.sim.house import House
 from headrace.sim.network import Network
+from headrace.sim.node import Clock, Node
 from headrace.sim.parameters import Parameters
-from headrace.sim.workload import Call, Workload
-from headrace.wire.messages import Answers, Frame, RequestIds
+from headrace.sim.workload import Workload
+from headrace.wire.messages import Answers, Frame
 
 EVENTS_MAX = 100_000
-TRACE_LINES_MAX = 50_000
+STARTS_MAX = 60  # of coordinators: a run is to come to an end
 
 
 class Broken(Exception):
     """The core raised, or did what it never may: no use to go on."""
 
 
-class Clock:
-    """A node's own: off by a constant, and running a little fast or slow."""
-
-    def __init__(self, offset_us: int = 0, drift_ppm: int = 0) -> None:
-        self.offset_us, self.drift_ppm = offset_us, drift_ppm
-
-    def read(self, now_us: int) -> int:
-        return now_us + now_us * self.drift_ppm // 1_000_000 + self.offset_us
-
-    def when(self, reads_us: int) -> int:
-        """The time at which this clock will have reached what it then reads."""
-        at_us = (reads_us - self.offset_us) * 1_000_000 // (1_000_000 + self.drift_ppm)
-        while self.read(at_us) < reads_us:
-            at_us += 1
-        return at_us
-
-
-class Node:
-    """One incarnation of the coordinator or of a worker."""
-
-    def __init__(self, number: int, incarnation: int, core: Any, clock: Clock) -> None:
-        self.number, self.incarnation, self.core, self.clock = number, incarnation, core, clock
-        self.name = f"{number}.{incarnation}"
-        self.is_alive = True
-        self.is_paused = False
-        self.backlog: list[Any] = []  # what came while it was paused
-        self.timer = 0  # which one counts
-        self.lives: int | None = None  # effects until it crashes
-        self.cut_off_until_us = 0  # the driver cannot reach it
-
-
 class World:
     def __init__(self, parameters: Parameters, workload: Workload, trace: Callable[[str], None] | None = None) -> None:
-        self.parameters, self.workload, self.config = parameters, workload, parameters.config
+        self.parameters, self.workload = parameters, workload
         self.schedule = parameters.rng("schedule")
         self.clocks = parameters.rng("clock")
+        self.disk_times = parameters.rng("disk times")
+        self.settings = parameters.rng("settings")
+        self.abroad = parameters.rng("outside")
         self.now_us = 1_000_000
         self.heap: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self.pushed = self.events = self.effects = 0
+        self.pushed = self.events = self.effects = self.nested = 0
         self.is_chaos = True
         self.faults: Counter[str] = Counter()
         self.probes: Counter[str] = Counter()
         self.violations: list[str] = []
         self.digest = hashlib.blake2b(digest_size=16)
         self.trace = trace
-        self.tokens: dict[int, tuple[Callable[[Any], None], bool, Callable[[], bool]]] = {}
         self.last_token = 0
-        self.gathered: list[tuple[int, Any]] = []  # submissions that go into the next step
         self.zombies: list[Node] = []
-        self.workers: dict[int, Node] = {}
-        self.incarnations: Counter[int] = Counter()
+        self.houses: list[House] = []
+        self.house: House | None = None  # the newest that serves
         self.on_start: Callable[[Node], None] = lambda node: None
         self.on_effect: Callable[[Node, str], None] = lambda node, name: None
-        core = Coordinator(workload.app, self.config, parameters.workers, parameters.mode)
-        self.coordinator = Node(0, 1, core, self._clock())
-        self.admission = Admission(core.program)
-        self.history = History(core.program.values.unseal, self.violate)
+        self.on_operation: Callable[[House, str, str], None] = lambda house, op, name: None
+        self.on_pause: Callable[[House], None] = lambda house: None
+        self.on_open: Callable[[House], None] = lambda house: None
+        self.on_end: Callable[[House], None] = lambda house: None
+        self.disk = Disk(
+            parameters.rng("disk"), parameters.faults.of_disk, parameters.store != "objects", self._later, self.fault
+        )
+        self.archive = Archive(self)
+        self.history = History(values_of(workload.app, parameters.config).unseal, self.violate)
         self.network = Network(self, parameters.rng("network"))
 
     # --- what the others use ---
@@ -105,6 +88,9 @@ class World:
 
     def after(self, delay_us: int, action: Callable[..., None], *args: Any) -> None:
         self.at(self.now_us + delay_us, action, *args)
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.after(self.disk_times.randint(1, 50_000), action)
 
     def travel_us(self, rng: random.Random) -> int:
         return rng.randint(1, 2 * self.parameters.delay_us)
@@ -118,25 +104,32 @@ class World:
     def violate(self, what: str) -> None:
         self.violations.append(what)
 
-    def node(self, number: int) -> Node | None:
-        """The one that has this number now."""
-        return self.coordinator if number == 0 else self.workers.get(number)
+    def broken(self, what: str) -> Broken:
+        return Broken(what)
 
-    def new_token(
-        self,
-        then: Callable[[Any], None],
-        is_misuse: bool = False,
-        may_be_refused: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """For a question; a misuse is one that must not be taken."""
-        self.last_token += 1
-        self.tokens[self.last_token] = (then, is_misuse, may_be_refused)
-        return self.last_token
+    @property
+    def is_durable(self) -> bool:
+        return self.parameters.store != "none"
+
+    @property
+    def workers(self) -> dict[int, Node]:
+        return self.house.workers if self.house is not None else {}
+
+    @property
+    def coordinator(self) -> Node:
+        """The one that has all others believe in it."""
+        assert self.house is not None
+        return self.house.node
+
+    def is_slow(self) -> bool:
+        return self.is_chaos and self.parameters.faults.slow_store and self.disk_times.random() < 0.02
 
     # --- time ---
 
     def begin(self) -> None:
-        self._happen(self.coordinator, self.coordinator.core.start(self.coordinator.clock.read(self.now_us)))
+        self.open_house()
+        if self.house is None:
+            self.run(lambda: self.house is not None, self.now_us + 10_000_000)
 
     def run(self, until: Callable[[], bool], until_us: int) -> bool:
         """Let events happen until something holds. False if the time is over, or nothing is left to happen, before."""
@@ -144,16 +137,73 @@ class World:
         while not until():
             if not heap or heap[0][0] > until_us:
                 return False
-            self.now_us, _, _, action, args = heapq.heappop(heap)
+            time_us, _, _, action, args = heapq.heappop(heap)
+            self.now_us = max(time_us, self.now_us)
             self.events += 1
             if self.events > EVENTS_MAX:
                 raise Broken(f"more than {EVENTS_MAX} events: it does not come to rest")
             action(*args)
         return True
 
+    def meanwhile(self, waits: Callable[[], bool], until_us: int | None = None) -> None:
+        """Somebody is in the middle of something: others go on as long as it waits."""
+        self.nested += 1
+        self.run(lambda: not waits(), 1 << 62 if until_us is None else until_us)
+        if until_us is not None:
+            self.now_us = max(self.now_us, until_us)
+        self.nested -= 1
+
+    # --- houses ---
+
+    def open_house(self) -> None:
+        """A coordinator starts, and takes over from whoever is there."""
+        number = len(self.houses) + 1
+        if number > STARTS_MAX:
+            raise Broken(f"{STARTS_MAX} coordinators were started: none of them stays")
+        config, workers, mode = self.parameters.settings(self.settings, number, self.is_chaos)
+        house = House(self, number, config, workers, mode)
+        self.houses.append(house)
+        self.note(f"coordinator {number} starts, {workers} workers, {mode}")
+        self.on_open(house)
+        if not house.open():
+            return
+        if self.house is None or self.house.number < house.number:
+            if self.house is not None and self.house.is_alive:
+                self.fault("coordinators superseded")
+            self.house = house
+        self.step(house.node, None)
+
+    def end(self, house: House) -> None:
+        """Its process is gone; whoever watches over it starts another one, unless that has been done already."""
+        if not house.node.is_alive:
+            return
+        house.node.is_alive = house.is_serving = False
+        self.on_end(house)
+        if house.store is not None:
+            house.store.is_alive = False
+        house.tokens.clear()
+        self.history.looks = [look for look in self.history.looks if look.found or look.house is not house]
+        for node in house.workers.values():
+            self.after(self.schedule.randint(0, 30_000), self._vanish, node)
+        if house is self.houses[-1]:
+            self.after(self.schedule.randint(500, 20_000), self.replace, house)
+
+    def replace(self, house: House) -> None:
+        if house is self.houses[-1]:
+            self.open_house()
+
+    def _vanish(self, node: Node) -> None:
+        node.is_alive = False
+
+    def lose_power(self) -> None:
+        self.note("power is lost")
+        self.disk.lose_power()
+        for house in self.houses:
+            self.end(house)
+
     # --- nodes ---
 
-    def _clock(self) -> Clock:
+    def new_clock(self) -> Clock:
         offset_us, drift_ppm = self.clocks.randint(-500_000, 500_000), self.clocks.randint(-20_000, 20_000)
         if not self.parameters.faults.clocks:
             return Clock()
@@ -164,20 +214,22 @@ class World:
         self.step(node, Received(frame))
 
     def step(self, node: Node, event: Any) -> None:
+        """None is the very first event of a coordinator."""
         if not node.is_alive:
             return
         if node.is_paused:
             node.backlog.append(event)
             return
         node.timer += 1
-        hooks = self.workload.hooks
-        hooks.watch(node.core if node.number else None)
+        core, hooks = node.core, self.workload.hooks
+        hooks.watch(core if node.number else None)
         try:
-            effects = node.core.step(node.clock.read(self.now_us), event)
+            now_us = node.clock.read(self.now_us)
+            effects = core.start(now_us) if event is None else core.step(now_us, event)
         except Exception as error:
             raise Broken(f"node {node.name} raised {error!r} on {type(event).__name__}") from error
-        if not node.number and len(node.core.flights) > self.config.epochs_in_flight_max:
-            self.violate(f"{len(node.core.flights)} epochs run at the same time")
+        if not node.number and len(getattr(core, "flights", ())) > node.house.config.epochs_in_flight_max:
+            self.violate(f"{len(core.flights)} epochs run at the same time")
         if hooks.spun is not None:
             self._get_stuck(node, hooks.spun)
         else:
@@ -187,20 +239,22 @@ class World:
         for effect in effects:
             name = type(effect).__name__
             self.effects += 1
-            if node.number:
-                self.on_effect(node, name)
-                if node.lives is not None:
-                    node.lives -= 1
-                    if node.lives < 0:
-                        self.crash(node)
-                if not node.is_alive:
-                    return
-            data = EFFECTS[name](self, node, effect)
-            line = f"{self.now_us} {node.name} {name} "
-            self.digest.update(line.encode())
-            self.digest.update(data)
-            if self.trace is not None:
-                self.trace(line + shorten(effect))
+            self.on_effect(node, name)
+            if node.lives is not None:
+                node.lives -= 1
+                if node.lives < 0:
+                    self.crash(node)
+            if not node.is_alive:
+                return
+            self.told(node, name, EFFECTS[name](self, node, effect), effect)
+
+    def told(self, node: Node, what: str, data: bytes, effect: Any = None) -> None:
+        """Into the trace."""
+        line = f"{self.now_us} {node.name} {what} "
+        self.digest.update(line.encode())
+        self.digest.update(data)
+        if self.trace is not None:
+            self.trace(line + (shorten(effect) if effect is not None else data.decode()))
 
     def _set_timer(self, node: Node, effect: Any) -> bytes:
         at_us = node.clock.when(effect.at_us)
@@ -214,43 +268,37 @@ class World:
             self.step(node, Tick())
 
     def _send(self, node: Node, effect: Any) -> bytes:
-        frame = effect.frame
+        frame, house = effect.frame, node.house
         if frame.source != node.number:
             raise Broken(f"node {node.name} sends in the name of {frame.source}")
         if node.number == 0:
-            self._watch_term(frame.term)
-        elif frame.term > self.coordinator.core.term:
-            raise Broken(f"worker {node.name} has term {frame.term}, the coordinator {self.coordinator.core.term}")
-        elif node is not self.workers.get(node.number):
+            if frame.term < house.last_term:
+                raise Broken(f"the coordinator sends in term {frame.term} after {house.last_term}")
+            house.last_term = frame.term
+        elif frame.term > house.core.term:
+            raise Broken(f"worker {node.name} has term {frame.term}, the coordinator {house.core.term}")
+        elif node is not house.workers.get(node.number):
             self.probe("zombies spoke")
-            if frame.term == self.coordinator.core.term:
+            if frame.term == house.core.term:
                 self.violate(f"{node.name} was replaced, and takes part in term {frame.term}")
         return self.network.send(node, frame)
 
-    last_term = 0
-
-    def _watch_term(self, term: int) -> None:
-        if term < self.last_term:
-            raise Broken(f"the coordinator sends in term {term} after {self.last_term}")
-        self.last_term = term
-
     def _start(self, node: Node, effect: Any) -> bytes:
         """A fresh worker; the one before is stopped, if it can be reached."""
-        number = effect.worker
-        self._dismiss(number)
-        self.incarnations[number] += 1
-        program = self.coordinator.core.program
-        core = Worker(self.workload.app, self.config, number, like=program, term=effect.term)
-        fresh = self.workers[number] = Node(number, self.incarnations[number], core, self._clock())
+        number, house = effect.worker, node.house
+        self._dismiss(house, number)
+        house.incarnations[number] += 1
+        core = Worker(self.workload.app, house.config, number, like=house.core.program, term=effect.term)
+        fresh = house.workers[number] = Node(house, number, house.incarnations[number], core, self.new_clock())
         self.on_start(fresh)
         return b"%d" % number
 
     def _stop(self, node: Node, effect: Any) -> bytes:
-        self._dismiss(effect.worker)
+        self._dismiss(node.house, effect.worker)
         return b"%d" % effect.worker
 
-    def _dismiss(self, number: int) -> None:
-        old = self.workers.pop(number, None)
+    def _dismiss(self, house: House, number: int) -> None:
+        old = house.workers.pop(number, None)
         if old is None or not old.is_alive:
             return
         if old.is_paused or old.cut_off_until_us > self.now_us:
@@ -260,38 +308,43 @@ class World:
             old.is_alive = False
 
     def crash(self, node: Node) -> None:
-        if node.is_alive:
+        if not node.is_alive:
+            return
+        self.note(f"{node.name} crashes")
+        if node.number == 0:
+            self.fault("coordinator crashes")
+            self.end(node.house)
+        else:
             self.fault("crashes")
             node.is_alive = False
-            self.note(f"{node.name} crashes")
             self.after(self.schedule.randint(100, 30_000), self.report_lost, node)
 
     def report_lost(self, node: Node) -> None:
         """The driver tells the coordinator, unless it was replaced already."""
-        if self.workers.get(node.number) is node:
+        if node.house.workers.get(node.number) is node:
             self.note(f"{node.name} is lost")
-            self.step(self.coordinator, Lost(node.number))
+            self.step(node.house.node, Lost(node.number))
 
     def _get_stuck(self, node: Node, tid: int) -> None:
         """Its function does not come back: after a while the driver stops it."""
         self.fault("overruns")
         node.is_alive = False
         self.note(f"{node.name} is stuck in TID {tid}")
-        self.after(self.config.wall_limit_us, self._stop_stuck, node, tid)
+        self.after(node.house.config.wall_limit_us, self._stop_stuck, node, tid)
 
     def _stop_stuck(self, node: Node, tid: int) -> None:
-        if self.workers.get(node.number) is node:
+        if node.house.workers.get(node.number) is node:
             self.note(f"{node.name} overran in TID {tid}")
-            self.step(self.coordinator, Overran(node.number, tid))
+            self.step(node.house.node, Overran(node.number, tid))
 
     def pause(self, node: Node, until_us: int) -> None:
         if node.is_alive and not node.is_paused:
-            self.fault("pauses")
+            self.fault("pauses" if node.number else "coordinator pauses")
             node.is_paused = True
             self.note(f"{node.name} pauses")
             self.at(until_us, self.wake, node)
             if node.number:
-                self.after(self.config.silence_us_max, self._miss, node)
+                self.after(node.house.config.silence_us_max, self._miss, node)
 
     def _miss(self, node: Node) -> None:
         """It has been silent for long."""
@@ -301,7 +354,7 @@ class World:
     def cut_off(self, node: Node, until_us: int) -> None:
         """The driver does not hear of it either."""
         node.cut_off_until_us = max(until_us, node.cut_off_until_us)
-        self.after(self.config.silence_us_max, self._miss, node)
+        self.after(node.house.config.silence_us_max, self._miss, node)
 
     def wake(self, node: Node) -> None:
         if node.is_alive and node.is_paused:
@@ -314,26 +367,34 @@ class World:
     def bury_zombies(self) -> None:
         for node in self.zombies:
             node.is_alive = False
+        for house in self.houses[:-1]:
+            self.end(house)
 
     # --- clients and operators ---
 
-    def submit(self, token: int, ids: RequestIds, calls: list[Call], source: tuple[str, int] | None) -> None:
-        """A batch comes to the coordinator's door; what comes close together goes into one step."""
-        batch = self.admission.admit(ids, calls)
-        batch.source = source
-        self.gathered.append((token, batch))
-        if len(self.gathered) == 1:
-            self.after(self.schedule.choice((0, 0, 200)), self._hand_over)
-
-    def _hand_over(self) -> None:
-        batches, self.gathered = self.gathered, []
-        self.step(self.coordinator, Submit(batches))
+    def new_token(
+        self,
+        house: House,
+        then: Callable[[Any], None],
+        is_misuse: bool = False,
+        may_be_refused: Callable[[], bool] = lambda: False,
+    ) -> int:
+        """For a question; a misuse is one that must not be taken."""
+        self.last_token += 1
+        house.tokens[self.last_token] = (then, is_misuse, may_be_refused)
+        return self.last_token
 
     def _answer(self, node: Node, effect: Any) -> bytes:
         answers: Answers = effect.answers
-        if effect.token not in self.tokens:
+        if effect.token is None:  # asked by nobody who is still there
+            return b""
+        if effect.token not in node.house.tokens:
             raise Broken(f"submission {effect.token} was answered twice: {answers.ids}")
-        then, is_misuse, _ = self.tokens.pop(effect.token)
+        then, is_misuse, _ = node.house.tokens.pop(effect.token)
+        if self.is_durable:
+            self.archive.answer(node.house, answers.epochs)
+            if self.disk_times.random() < 0.05:
+                self.archive.check_worst()
         if not is_misuse:
             self.history.answer(answers)
             then(answers)
@@ -342,36 +403,73 @@ class World:
         return repr((effect.token, list(answers.tids), answers.results)).encode()
 
     def _refuse(self, node: Node, effect: Any) -> bytes:
-        _, _, may_be_refused = self.tokens.pop(effect.token)
+        _, _, may_be_refused = node.house.tokens.pop(effect.token)
         if not may_be_refused():
             self.violate(f"submission {effect.token} was refused: {effect.error!r}")
         return repr(effect.token).encode()
 
-    def read(self, operator: str | None, key: Any) -> Look:
-        look = Look(operator, key, self.history.now())
+    def read(self, operator: str | None, key: Any) -> Look | None:
+        """None if nobody is there to be asked."""
+        house = self.house
+        if house is None or not house.is_alive:
+            return None
+        look = Look(operator, key, self.history.now(), house)
         self.history.looks.append(look)
-        token = self.new_token(lambda entities: self._note_found(look, entities))
-        self.step(self.coordinator, Read(token, operator, key))
+        token = self.new_token(house, lambda entities: self._note_found(look, entities))
+        self.step(house.node, Read(token, operator, key))
         return look
 
     def _note_found(self, look: Look, entities: list[Any]) -> None:
         look.found, look.entities = self.history.now(), entities
 
     def _found(self, node: Node, effect: Any) -> bytes:
-        self.tokens.pop(effect.token)[0](effect.entities)
+        node.house.tokens.pop(effect.token)[0](effect.entities)
         return repr(effect.entities).encode()
 
     def rescale(self, workers: int) -> None:
+        house = self.house
+        if house is None or not house.is_alive or not house.wanted_workers:
+            return
         self.fault("rescales")
         self.note(f"rescale to {workers}")
-        may_refuse = workers > self.config.shards or (workers > 1 and self.parameters.mode == "serial")
-        token = self.new_token(lambda effect: None, may_be_refused=lambda: may_refuse)
-        self.step(self.coordinator, Rescale(token, workers))
+        may_refuse = workers > house.config.shards or (workers > 1 and house.mode == "serial")
+        token = self.new_token(house, lambda effect: None, may_be_refused=lambda: may_refuse)
+        self.step(house.node, Rescale(token, workers))
 
     def _rescaled(self, node: Node, effect: Any) -> bytes:
-        self.tokens.pop(effect.token)
+        node.house.tokens.pop(effect.token)
         self.probe("rescaled")
         return repr(effect).encode()
+
+    # --- what is to be kept ---
+
+    def _append(self, node: Node, effect: Any) -> bytes:
+        return node.house.append(effect)
+
+    def _check(self, node: Node, effect: Any) -> bytes:
+        node.house.check(effect)
+        return b"%d" % effect.ticket
+
+    def _keep(self, node: Node, effect: Any) -> bytes:
+        node.house.keep(effect.epoch)
+        return b"%d" % effect.epoch.number
+
+    def _save(self, node: Node, effect: Any) -> bytes:
+        self.probe("snapshots")
+        node.house.keep(effect.snapshot)
+        return b"%d" % effect.snapshot.epoch
+
+    # --- the outside world ---
+
+    def _perform(self, node: Node, effect: Any) -> bytes:
+        """Each time it answers something else: who asks again has to go by what is in the log."""
+        rng = self.abroad
+        self.probe("external calls")
+        self.archive.perform(node.house, effect.call)
+        failure = "refused" if rng.random() < 0.2 else None
+        result = None if failure else [effect.name, *effect.args, rng.randrange(1_000)]
+        self.after(rng.choice((100, 1_000, 30_000)), self.step, node, Responded(effect.call, result, failure))
+        return bytes(effect.call.encode())
 
     def note(self, text: str) -> None:
         if self.trace is not None:
@@ -387,6 +485,11 @@ EFFECTS: dict[str, Callable[[World, Node, Any], bytes]] = {
     "Stop": World._stop,
     "Found": World._found,
     "Rescaled": World._rescaled,
+    "Append": World._append,
+    "Check": World._check,
+    "Keep": World._keep,
+    "Save": World._save,
+    "Perform": World._perform,
 }
 
 

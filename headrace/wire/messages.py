@@ -88,6 +88,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True
     workers: int
     entities: Entities
     is_last: bool = True
+    seed: int = 0  # the app's: what functions draw follows from it
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
@@ -103,12 +104,31 @@ class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
     poisoned: list[int]  # TIDs that abort by decree
     suspects: list[int]  # TIDs that run alone
     is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
+    time_us: int = 0  # the epoch's
+    limits: dict[str, int] | None = None  # that it was logged with, where they are not today's
 
 
 class Final(msgspec.Struct, frozen=True, tag="final", forbid_unknown_fields=True):
     """The epoch is settled: nothing in it changes any more."""
 
     epoch: int
+
+
+class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an external call of a transaction gave: a sealed result, or why there is none."""
+
+    call: str
+    result: Any = None
+    failure: str | None = None
+
+
+class Need(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """An external call that a transaction has come to. It is to run alone again once its response is there."""
+
+    tid: int
+    call: str  # also the idempotency key
+    name: str
+    args: bytes  # an encoded tuple
 
 
 class Alone(msgspec.Struct, frozen=True, tag="alone", forbid_unknown_fields=True):
@@ -118,6 +138,7 @@ class Alone(msgspec.Struct, frozen=True, tag="alone", forbid_unknown_fields=True
     tid: int
     lenders: list[int]
     share: int | None = None  # of a lone epoch
+    responses: list[Response] = []  # to the external calls that it has made so far
 
 
 class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
@@ -133,6 +154,8 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     stats: dict[str, int]
     learned: list[Any]  # call graphs that may be predicted
     shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
+    needs: list[Need] = []  # of the transaction that ran alone, which is still a suspect
+    later: list[tuple[Any, Any]] = []  # entities of the operator `headrace` that the epoch changed: key, sealed state
 
 
 class Results(msgspec.Struct, frozen=True, tag="results", forbid_unknown_fields=True):
@@ -223,15 +246,17 @@ class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=
     epoch: int
     rows: list[Rows]
     share: int | None = None  # of a lone epoch: 2^-share comes along
-    lone: tuple[int, int] | None = None  # and its TID, and its root's worker
+    lone: tuple[int, int, int] | None = None  # and its TID, its root's worker and the epoch's time
 
 
 class Show(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
-    """Between two epochs: hand out state, of all operators or of one, of all keys or of one."""
+    """Between two epochs: hand out state, of all operators or of one, of all keys or of one; or what changed since it
+    was last asked for (or the term began), and has the state MISSING where it was deleted."""
 
     token: int
     operator: str | None = None
     key: Any = None
+    is_delta: bool = False
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown", forbid_unknown_fields=True):

@@ -32,6 +32,8 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
 Key = str | int | bytes
 
 TUPLE, RECORD, DATETIME = 1, 2, 4
+EXPIRING = 7  # around a state with a time to live: see `wrap`
+WRAP_BYTES = 14
 # type -> (extension code, to text, from text)
 TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
     decimal.Decimal: (3, str, decimal.Decimal),
@@ -78,7 +80,9 @@ class Values:
         return self.encode(value)
 
     def unseal(self, sealed: Any) -> Any:
-        return self.decode(sealed) if type(sealed) is bytes else sealed
+        if type(sealed) is not bytes:
+            return sealed
+        return self._decode(memoryview(sealed)[WRAP_BYTES:]) if is_wrapped(sealed) else self.decode(sealed)
 
     def _check_unicode(self, value: str) -> None:
         try:
@@ -185,6 +189,21 @@ class Values:
         if code in FROM_TEXT:
             return FROM_TEXT[code](str(data, "utf-8"))
         raise ValueError(f"unknown extension type {code}")
+
+
+def wrap(sealed: Any, written_us: int) -> bytes:
+    """A sealed value with the time at which it was written: an extension type of msgpack that stands nowhere else."""
+    inner = sealed if type(sealed) is bytes else msgspec.msgpack.encode(sealed)
+    size = len(inner) + 8
+    return b"\xc9" + size.to_bytes(4, "big") + bytes((EXPIRING,)) + written_us.to_bytes(8, "big") + inner
+
+
+def is_wrapped(sealed: Any) -> bool:
+    return type(sealed) is bytes and len(sealed) > WRAP_BYTES and sealed[0] == 0xC9 and sealed[5] == EXPIRING
+
+
+def written_us(wrapped: bytes) -> int:
+    return int.from_bytes(wrapped[6:WRAP_BYTES], "big")
 
 
 def size_of(sealed: Any) -> int:

@@ -1,0 +1,118 @@
+"""`headrace bench`: each benchmark prints a table, or with --json one line that holds all figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+bench = typer.Typer(help="Measure the engine on published workloads.", no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
+Save = Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")]
+Where = Annotated[Path | None, typer.Option(help="A folder for the store: on the disk that shall be measured.")]
+
+
+@bench.command("ycsb")
+def bench_ycsb(
+    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
+    zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes; 1 is the engine in this process.")] = 1,
+    transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and form.")] = 200_000,
+    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    durable: Annotated[bool, typer.Option("--durable", help="With a log on disk, against the same in memory.")] = False,
+    seconds: Annotated[float, typer.Option(min=0.1, help="With --durable: how long latency is measured.")] = 10,
+    where: Where = None,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """YCSB-T: transfers between accounts. One worker against a bare loop over a dict with undo; several against one;
+    with a log against memory."""
+    from headrace.bench import harness, ycsb
+
+    if durable:
+        from headrace.bench import durable as kept
+
+        with harness.progress("YCSB-T, durable", total=kept.total(transactions, repeats, seconds)) as advance:
+            result = kept.durable(workers, keys, zipf, transactions, repeats, seconds, where, advance)
+        finish(result, kept.summary(result), as_json, save)
+        return
+    if workers > 1:
+        from headrace.bench import workers as spread
+
+        total = repeats * (transactions * len(spread.FORMS) + spread.COSTLY_TRANSFERS)
+        with harness.progress("YCSB-T", total=total) as advance:
+            result = spread.over_workers(workers, keys, zipf, transactions, repeats, advance)
+        finish(result, spread.summary(result), as_json, save)
+        return
+    with harness.progress("YCSB-T", total=transactions * repeats * len(ycsb.FORMS)) as advance:
+        result = ycsb.ycsb(keys, zipf, transactions, repeats, advance)
+    finish(result, ycsb.summary(result), as_json, save)
+
+
+@bench.command("epochs")
+def bench_epochs(
+    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of 1,000 transfers per case.")] = 20,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """Where an epoch's time and messages go when it is spread over workers."""
+    from headrace.bench import epochs as breakdown
+    from headrace.bench import harness
+
+    with harness.progress("epochs", total=breakdown.CASES) as advance:
+        result = breakdown.breakdown(keys, epochs, advance)
+    finish(result, breakdown.summary(result), as_json, save)
+
+
+@bench.command("snapshots")
+def bench_snapshots(
+    entities: Annotated[int, typer.Option(min=2, help="Accounts.")] = 1_000_000,
+    zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
+    transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and side.")] = 400_000,
+    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long latency is measured.")] = 10,
+    where: Where = None,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """What a snapshot every second costs, in throughput and latency, against the same without."""
+    from headrace.bench import harness
+    from headrace.bench import snapshots as taken
+
+    with harness.progress("snapshots", total=taken.total(entities, transactions, repeats, seconds)) as advance:
+        result = taken.measure(entities, zipf, transactions, repeats, seconds, where, advance)
+    finish(result, taken.summary(result), as_json, save)
+
+
+@bench.command("recovery")
+def bench_recovery(
+    entities: Annotated[int, typer.Option(min=2, help="Accounts, in a snapshot.")] = 1_000_000,
+    transactions: Annotated[int, typer.Option(min=1, help="Transfers in the log after it.")] = 100_000,
+    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 3,
+    where: Where = None,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """How soon a killed app is back in service."""
+    from headrace.bench import harness, recovery
+
+    with harness.progress("recovery", total=repeats + 1) as advance:
+        result = recovery.measure(entities, transactions, repeats, where, advance)
+    finish(result, recovery.summary(result), as_json, save)
+
+
+def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:
+    """What every benchmark prints at its end."""
+    from headrace.bench import harness
+
+    if save is not None:
+        save.write_text(json.dumps(result | {"machine": harness.machine()}, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(result))
+    else:
+        Console().print(summary)

@@ -1,0 +1,400 @@
+"""Contexts: what a call may do, and the transaction that it does it in.
+
+Rules:
+1. A context has its entity's state in hand, sealed. What it does to others it only notes: calls in the transaction's
+   queue, marks on the transaction. The executor does the rest.
+2. What follows from a call's path in its transaction (random numbers, ids) is known only to those who keep track of
+   paths. The plain serial mode does not: it is told so by `Untracked`, and has the transaction run again by one that
+   does.
+
+Never here: how and when calls run, other workers.
+"""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
+
+from headrace.core import order
+from headrace.core.epoch import Epoch
+from headrace.core.later import Later
+from headrace.core.program import MISSING, Args, Entry, Program
+from headrace.errors import BadCall, ExternalFailed, HeadraceError, LimitReached, TooLarge
+from headrace.model.chance import Chance, Random
+from headrace.model.operator import Function
+from headrace.wire.messages import Need
+from headrace.wire.values import HIGH, LOW, Key, size_of
+
+UNAWAITED = "{} made a ctx.{}(...) that it did not await: await it, or use {}"
+START = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class Untracked(BaseException):
+    """A signal: this run does not know what was asked for. Also noted with the transaction, since a function may catch
+    it."""
+
+
+class Transaction:
+    """The one that runs now. Reused: a serial worker has only one at a time."""
+
+    __slots__ = (
+        "bytes_left",
+        "calls_left",
+        "doom",
+        "epoch",
+        "is_marked",
+        "limits",
+        "needs",
+        "queue",
+        "unawaited",
+        "undo",
+    )
+
+    def __init__(self, calls_max: int, bytes_max: int) -> None:
+        self.limits = (calls_max, bytes_max)
+        self.epoch: Epoch
+        self.undo: list[tuple[Entry, Key, Any]] = []  # what an entity's sealed state was
+        self.queue: list[Any] = []  # asynchronous calls, in the order they were made
+        self.reset()
+
+    def reset(self) -> None:
+        self.calls_left, self.bytes_left = self.limits  # calls_left: queued ones count by the length of the queue
+        self.unawaited: dict[Awaitable | External, None] = {}  # made, and not awaited yet
+        self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does about it
+        self.needs: Any = None  # what this run does not know: it is void. True is the path of a call
+        self.is_marked = False  # whether any of the above was touched
+
+    def close(self) -> None:
+        """The end of a transaction that was marked."""
+        if self.needs is not None:
+            raise Untracked
+        for call in self.unawaited:
+            error = BadCall(UNAWAITED.format(call.made_by._entry.name, *call.words))
+            self.doom = self.doom or Doom(error, call.made_by._entry, call.made_at)
+        if self.doom is not None:
+            raise self.doom.error
+        self.reset()
+
+
+class Doom(NamedTuple):
+    """Why a transaction must abort, and which call brought it about."""
+
+    error: HeadraceError
+    entry: Entry
+    key: Key
+
+
+class Awaitable:
+    """An awaited call: yielded to the executor, which answers with the result."""
+
+    __slots__ = ("args", "entry", "key", "made_at", "made_by")
+    words = ("call", "call_async")
+
+    def __init__(self, made_by: SerialContext, entry: Entry, key: Key, args: Args) -> None:
+        self.made_by, self.made_at = made_by, made_by.key
+        self.entry, self.key, self.args = entry, key, args
+
+    def __await__(self) -> Generator[Awaitable, Any, Any]:
+        return (yield self)
+
+
+class External:
+    """An external call, to be awaited. It is answered at once if its response is known; else the run is void."""
+
+    __slots__ = ("args", "call", "made_at", "made_by", "name")
+    words = ("call_external", "send_external")
+
+    def __init__(self, made_by: TrackedContext, call: str, name: str, args: bytes) -> None:
+        self.made_by, self.made_at = made_by, made_by.key
+        self.call, self.name, self.args = call, name, args
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield from ()
+        return self.made_by.response_to(self)
+
+
+class SerialContext(Later):
+    """A call's hold on its entity. Reused by the next call of the same function, unless this one waits."""
+
+    __slots__ = (
+        "_entry",
+        "_functions",
+        "_program",
+        "_queue",
+        "_state",
+        "_transaction",
+        "_values",
+        "key",
+    )
+
+    def __init__(self, program: Program, transaction: Transaction, entry: Entry) -> None:
+        self._entry = entry
+        self.key: Any = None
+        self._state: Any = MISSING  # sealed
+        self._transaction, self._queue = transaction, transaction.queue
+        self._program, self._functions, self._values = program, program.functions, program.values
+
+    @property
+    def tid(self) -> int:
+        epoch = self._transaction.epoch
+        return epoch.tids[len(epoch.results)]
+
+    @property
+    def _now_us(self) -> int:
+        return self._transaction.epoch.closed_us
+
+    @property
+    def now(self) -> datetime.datetime:
+        return START + datetime.timedelta(microseconds=self._now_us)
+
+    @property
+    def _chance(self) -> Chance:
+        raise self.void(True)
+
+    @property
+    def random(self) -> Random:
+        return self._chance.random
+
+    def uuid(self) -> uuid.UUID:
+        return self._chance.uuid()
+
+    def _new_id(self) -> str:
+        return self._chance.id("later")
+
+    def get(self, default: Any = None) -> Any:
+        state = self._state
+        if type(state) is bytes:
+            return default if state is MISSING else self._values.decode(state)
+        return state
+
+    def put(self, value: Any) -> None:
+        if type(value) is int and value < HIGH and value > LOW:
+            self._state = value
+        else:
+            self._state = self._seal(value)
+
+    def delete(self) -> None:
+        self._state = MISSING
+
+    def _combine(self) -> Callable[[Any, Any], Any]:
+        combine = self._entry.operator.combine
+        if combine is None:
+            raise BadCall(f"operator {self._entry.operator.name!r} has no combine, so {self._entry.name} cannot merge")
+        return combine
+
+    def merge(self, delta: Any) -> None:
+        combine = self._combine()
+        delta = self._seal(delta)
+        if self._state is not MISSING:
+            unseal = self._values.unseal
+            delta = self._seal(combine(unseal(self._state), unseal(delta)))
+        self._state = delta
+
+    def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable:
+        if self._entry.is_plain:
+            raise BadCall(f"{self._entry.name} is a plain def and cannot await: make it async def, or use call_async")
+        entry = self._functions.get(function) if type(function) is Function else None
+        if entry is None or type(key) is not int or key >= HIGH or key <= LOW or not entry.fits(args):
+            entry, key, args = self._admit(function, key, args)
+        call = Awaitable(self, entry, key, args)
+        self._transaction.is_marked = True
+        self._transaction.unawaited[call] = None
+        return call
+
+    def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
+        try:
+            entry = self._functions[function]
+            fits, kind = entry.fits, type(key)
+            is_key = (
+                key < HIGH and key > LOW if kind is int else kind is str and (key in entry.table or key in entry.base)
+            )
+            if not is_key or not fits(args):
+                entry, key, args = self._admit(function, key, args)
+        except (KeyError, TypeError):
+            entry, key, args = self._admit(function, key, args)
+        queue = self._queue
+        if len(queue) >= self._transaction.calls_left:
+            raise self.doomed(too_many_calls(self._program))
+        queue.append((entry, key, args))
+
+    def call_external(self, name: str, /, *args: Any) -> External:
+        if self._entry.is_plain:
+            raise BadCall(
+                f"{self._entry.name} is a plain def and cannot await: make it async def, or use send_external"
+            )
+        self._check_external(name)
+        try:
+            packed = self._values.encode(args)
+        except TooLarge as error:
+            raise self.doomed(error) from None
+        self._count(len(packed))
+        return self._reach_out(name, packed)
+
+    def _reach_out(self, name: str, args: bytes) -> External:
+        raise self.void(True)
+
+    def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
+        """The slow and sure way for a call: checks everything, and says what is wrong."""
+        entry = self._program.find(function)
+        self._program.check_key(key, entry)
+        if not entry.fits(args):
+            try:
+                entry, args = entry.admit(args)
+            except TooLarge as error:
+                raise self.doomed(error) from None
+            self._count(sum(map(size_of, args)))
+        return entry, key, args
+
+    def _seal(self, value: Any) -> Any:
+        try:
+            sealed = self._values.seal(value)
+        except TooLarge as error:
+            raise self.doomed(error) from None
+        self._count(size_of(sealed))
+        return sealed
+
+    def _count(self, size: int) -> None:
+        transaction = self._transaction
+        transaction.is_marked = True
+        transaction.bytes_left -= size
+        if transaction.bytes_left < 0:
+            limit = self._program.config.transaction_bytes_max
+            raise self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
+
+    def doomed(self, error: HeadraceError) -> HeadraceError:
+        """A limit was reached: the transaction will abort with this error, also if the function catches it now."""
+        transaction = self._transaction
+        transaction.is_marked = True
+        transaction.doom = transaction.doom or Doom(error, self._entry, self.key)
+        return transaction.doom.error
+
+    def void(self, needs: Any) -> Untracked:
+        """This run cannot go on."""
+        transaction = self._transaction
+        transaction.is_marked = True
+        transaction.needs = transaction.needs or needs
+        return Untracked()
+
+    def retire(self) -> None:
+        """Nothing that is still done with this context reaches anybody."""
+        self._transaction = Transaction(1 << 62, 1 << 62)
+        self._queue = self._transaction.queue
+
+
+class TrackedContext(SerialContext):
+    """Knows the path of its call, numbers the calls it makes, and is never used for another one."""
+
+    __slots__ = ("_drawn", "_made", "_path", "_paths")
+
+    def __init__(
+        self, program: Program, transaction: Transaction, entry: Entry, path: bytes, paths: list[bytes]
+    ) -> None:
+        super().__init__(program, transaction, entry)
+        self._path, self._made = path, 0
+        self._paths = paths  # of the calls in the queue
+        self._drawn: Chance | None = None
+
+    @property
+    def _chance(self) -> Chance:
+        if self._drawn is None:
+            self._drawn = Chance(self._program.seed, self.tid, self._path)
+        return self._drawn
+
+    def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
+        super().call_async(function, key, *args)
+        self._made += 1
+        self._paths.append(order.path_sent(self._path, self._made))
+
+    def path_of_awaited(self) -> bytes:
+        """That of the call which is awaited now."""
+        self._made += 1
+        return order.path_awaited(self._path, self._made)
+
+    def _reach_out(self, name: str, args: bytes) -> External:
+        call = External(self, self._chance.id("external"), name, args)
+        self._transaction.unawaited[call] = None
+        return call
+
+    def response_to(self, call: External) -> Any:
+        transaction = self._transaction
+        if call not in transaction.unawaited:
+            raise BadCall(f"{self._entry.name} awaits a ctx.call_external(...) for the second time")
+        del transaction.unawaited[call]
+        if transaction.doom is not None:
+            raise transaction.doom.error
+        response = transaction.epoch.responses.get((self.tid, call.call))
+        if response is None:
+            raise self.void(Need(self.tid, call.call, call.name, call.args))
+        if response.failure is not None:
+            raise ExternalFailed(response.failure)
+        return self._values.unseal(response.result)
+
+
+class OrderedContext(SerialContext):
+    """Notes whether the state was looked at, and keeps merges apart."""
+
+    __slots__ = ("_deltas", "_drawn", "_order", "_read", "_time_of")
+
+    _deltas: tuple[Any, ...] | None
+    _read: bool
+    _order: tuple[int, bytes]  # TID and place: a new tuple for each run of a call
+
+    def __init__(self, program: Program, transaction: Transaction, entry: Entry, time_of: Callable[[int], int]) -> None:
+        super().__init__(program, transaction, entry)
+        self._read, self._deltas, self._order = False, (), (0, b"")
+        self._drawn: tuple[Any, Chance] | None = None  # by which run of a call
+        self._time_of = time_of
+
+    @property
+    def tid(self) -> int:
+        return self._order[0]
+
+    @property
+    def _now_us(self) -> int:
+        return self._time_of(self._order[0])
+
+    @property
+    def _chance(self) -> Chance:
+        if self._drawn is None or self._drawn[0] is not self._order:
+            tid, place = self._order
+            self._drawn = (self._order, Chance(self._program.seed, tid, order.path_of(place)))
+        return self._drawn[1]
+
+    def _reach_out(self, name: str, args: bytes) -> External:
+        raise self.doomed(BadCall("an external call is made by a transaction that runs alone"))
+
+    def get(self, default: Any = None) -> Any:
+        self._read = True
+        state = self._state
+        if type(state) is bytes:
+            return default if state is MISSING else self._values.decode(state)
+        return state
+
+    def put(self, value: Any) -> None:
+        if self._deltas:
+            self._read = True  # whether a merge before it failed depends on the state
+        self._deltas = None
+        if type(value) is int and value < HIGH and value > LOW:
+            self._state = value
+        else:
+            self._state = self._seal(value)
+
+    def delete(self) -> None:
+        self._read |= bool(self._deltas)
+        self._deltas = None
+        self._state = MISSING
+
+    def merge(self, delta: Any) -> None:
+        try:
+            super().merge(delta)
+        except BaseException:
+            self._read = True  # whether it fails depends on the state
+            raise
+        if self._deltas is not None and not self._read:
+            self._deltas = (*self._deltas, self._values.seal(delta))
+
+
+def too_many_calls(program: Program) -> LimitReached:
+    return LimitReached(f"more than {program.config.calls_max} calls in one transaction")

@@ -1,0 +1,280 @@
+"""The journal: what must be durable before anything leaves, and when a snapshot is due.
+
+Rules:
+1. Whatever decides a result is a record of the log: the epochs, the batches of sources, and decrees and responses,
+   which are known only once an epoch runs. Records are numbered as they are appended, one after the other.
+2. State that was asked for leaves once it is sure that nobody has taken over since: a newer engine may have changed it.
+   A reply does not need that: whoever has it got it for good.
+3. A reply leaves once its epoch's record is durable, and every decree and response there is: later transactions may
+   have seen what follows from them. Until then it waits; the engine goes on meanwhile.
+4. A snapshot holds what follows from durable records only. There is one under way at a time; if it fails, the next one
+   holds its changes too.
+
+Without a log (`is_durable` is False) nothing is appended and everything counts as durable.
+
+Never here: files, formats, which store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headrace.config import Config
+from headrace.core.epoch import Batch, Epoch
+from headrace.errors import HeadraceError
+from headrace.wire.messages import Entities, Failure
+
+# --- records of the log: an Epoch, a source's Batch, or one of these --------------------------------------------------
+
+
+class Decree(msgspec.Struct, frozen=True, tag="decree"):
+    """These transactions abort, whatever their functions do when they are run again."""
+
+    failures: dict[int, Failure]  # by TID
+
+
+class Intent(msgspec.Struct, frozen=True, tag="intent"):
+    """An external call is about to be made."""
+
+    tid: int
+    call: str  # which one of the transaction's
+    name: str
+    digest: str  # of its arguments
+
+
+class Response(msgspec.Struct, frozen=True, tag="response"):
+    """What an external call gave: a sealed result, or the message of its failure."""
+
+    tid: int
+    call: str
+    result: Any = None
+    failure: str | None = None
+
+
+class Retired(msgspec.Struct, frozen=True, tag="retired"):
+    """From now on only snapshots of this epoch or later are used: what only older ones need may be deleted."""
+
+    epoch: int
+
+
+Note = Decree | Intent | Response | Retired
+Record = Epoch | Batch | Decree | Intent | Response | Retired
+
+# --- effects and events -----------------------------------------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """Make sure that nobody else has taken over the log. `Checked` comes back, or this engine is stopped."""
+
+    ticket: int
+
+
+class Checked(NamedTuple):
+    ticket: int
+
+
+class Append(NamedTuple):
+    """Write this record to the log. `Appended` comes back when it is durable."""
+
+    number: int
+    record: Record
+
+
+class Appended(NamedTuple):
+    """All records up to this one are durable."""
+
+    number: int
+
+
+class Keep(NamedTuple):
+    """The epoch is final: keep its replies."""
+
+    epoch: Epoch
+
+
+class Snapshot(NamedTuple):
+    """The state at the end of an epoch, as what changed since the last snapshot, and all else that the next epoch
+    depends on."""
+
+    epoch: int
+    position: int  # the first record of the log that a recovery has to read
+    delta: Entities  # a deleted entity has the state MISSING
+    meta: dict[str, Any]
+    is_full: bool = False  # nothing before it counts
+
+
+class Save(NamedTuple):
+    """Write this snapshot. `Saved` or `SaveFailed` comes back."""
+
+    snapshot: Snapshot
+
+
+class Saved(NamedTuple):
+    epoch: int
+    oldest: int = 0  # the epoch of the oldest snapshot that is still to be kept
+
+
+class SaveFailed(NamedTuple):
+    """The engine goes on; the log is kept for longer."""
+
+    epoch: int
+    error: HeadraceError
+
+
+class Broken(NamedTuple):
+    """For the driver: nothing can be made durable any more, so it stops."""
+
+    error: BaseException
+
+
+class TakeSnapshot(NamedTuple):
+    """An event: somebody wants a snapshot now. `SnapshotTaken` comes back when it is durable."""
+
+    token: Any
+
+
+class SnapshotTaken(NamedTuple):
+    token: Any
+    epoch: int
+
+
+Effect = Append | Check | Keep | Save | SnapshotTaken
+Event = Appended | Checked | Saved | SaveFailed
+
+
+class Journal:
+    def __init__(self, config: Config, is_durable: bool = False) -> None:
+        self.config, self.is_durable = config, is_durable
+        self.last = self.durable = 0  # numbers of records
+        self.floor = 0  # the last record that later results may depend on without being in its epoch
+        self.tickets = self.checked = 0
+        self.unkept: deque[Epoch] = deque()  # final, and not durable yet
+        self.saved_epoch, self.saved_us = 0, 0  # of the last snapshot
+        self.transactions = 0  # that a recovery would have to replay
+        self.unsaved: Snapshot | None = None  # taken, and waiting for its records to be durable
+        self.saving: Snapshot | None = None
+        self.follows_from = 0  # the last record that the one under way depends on
+        self.carried: Entities = []  # changes of a snapshot that failed
+        self.is_full_next = False  # the next one holds everything, and nothing before it counts
+        self.retired = 0  # snapshots before this epoch's are not used any more
+        self.wanted: list[Any] = []  # tokens of those who want a snapshot
+        self.promised: list[Any] = []  # those who get the one under way
+        self.effects: list[Effect] = []
+
+    def append(self, record: Record) -> int:
+        """The record's number; it is on its way to the log."""
+        if not self.is_durable:
+            return 0
+        self.last += 1
+        self.effects.append(Append(self.last, record))
+        return self.last
+
+    def note(self, record: Note) -> None:
+        """A record that results of its own epoch and of later ones may depend on."""
+        self.floor = max(self.floor, self.append(record))
+
+    def keep(self, epoch: Epoch) -> None:
+        """The epoch is final: its replies are kept once it may be answered."""
+        self.transactions += len(epoch)
+        if self.is_durable:
+            self.unkept.append(epoch)
+            self._keep()
+
+    def _keep(self) -> None:
+        while self.unkept and self.covers(self.unkept[0].position):
+            self.effects.append(Keep(self.unkept.popleft()))
+
+    def check(self) -> int:
+        """A ticket for who must know that this engine still has the log; see `has_checked`."""
+        if self.is_durable:
+            self.tickets += 1
+            self.effects.append(Check(self.tickets))
+        return self.tickets
+
+    def has_checked(self, ticket: int) -> bool:
+        return self.checked >= ticket
+
+    def covers(self, position: int) -> bool:
+        """May a result of an epoch with this record leave?"""
+        return self.durable >= position and self.durable >= self.floor
+
+    # --- snapshots ---
+
+    def is_busy(self) -> bool:
+        return self.unsaved is not None or self.saving is not None
+
+    def wants_snapshot(self, now_us: int, epoch: int) -> bool:
+        """Is it time for one, at the end of this epoch?"""
+        if not self.is_durable or self.is_busy():
+            return False
+        if self.wanted:
+            return True
+        is_old = now_us - self.saved_us >= self.config.snapshot_interval_us
+        is_long = self.transactions >= self.config.replay_transactions_max
+        return epoch > self.saved_epoch and (is_old or is_long)
+
+    def next_due_us(self, epoch: int) -> int | None:
+        if not self.is_durable or self.is_busy() or epoch <= self.saved_epoch or self.saved_us < 0:
+            return None
+        return self.saved_us + self.config.snapshot_interval_us
+
+    def take(self, now_us: int, changed: Entities, epoch: int, position: int, meta: dict[str, Any]) -> None:
+        """A snapshot: the state at the end of `epoch`. It is saved once all records of today are durable: they are what
+        it follows from, and what is read after it."""
+        if self.carried:
+            merged = {(operator, key): state for operator, key, state in [*self.carried, *changed]}
+            changed, self.carried = [(*entity, state) for entity, state in merged.items()], []
+        self.saved_us, self.transactions = now_us, 0
+        self.promised, self.wanted = self.wanted, []
+        if epoch == self.saved_epoch:  # nothing has run since the last one
+            self._keep_promises()
+            return
+        self.unsaved = Snapshot(epoch, position, changed, meta, self.is_full_next)
+        self.follows_from, self.is_full_next = self.last, False
+        self._keep()
+        self._save()
+
+    def carry(self, changed: Entities) -> None:
+        """Changes that were taken out of the state's, and are in no snapshot yet."""
+        if self.is_durable:
+            self.carried = [*self.carried, *changed]
+
+    def _save(self) -> None:
+        if self.unsaved is not None and self.durable >= self.follows_from:
+            self.saving, self.unsaved = self.unsaved, None
+            self.effects.append(Save(self.saving))
+
+    def _keep_promises(self) -> None:
+        self.effects += [SnapshotTaken(token, self.saved_epoch) for token in self.promised]
+        self.promised = []
+
+    def appended(self, number: int) -> None:
+        self.durable = max(self.durable, number)
+        self._keep()
+        self._save()
+
+    def saved(self, oldest: int) -> None:
+        assert self.saving is not None
+        self.saved_epoch, self.saving = self.saving.epoch, None
+        self._keep_promises()
+        if oldest > self.retired:  # whoever has been superseded cannot say so, and deletes nothing
+            self.retired = oldest
+            self.append(Retired(oldest))
+
+    def failed(self) -> list[Any]:
+        """The snapshot could not be written: its changes go into the next one. Returns who was promised it."""
+        assert self.saving is not None
+        if self.saving.is_full:
+            self.is_full_next, self.carried = True, []
+        else:
+            self.carried = [*self.saving.delta, *self.carried]
+        self.saving = None
+        promised, self.promised = self.promised, []
+        return promised
+
+    def drain(self) -> list[Effect]:
+        effects, self.effects = self.effects, []
+        return effects

@@ -1,0 +1,32 @@
+"""The outcome of a transaction that was run twice: is it the same?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.core.chain import same
+from headrace.core.epoch import Epoch
+from headrace.wire.messages import Failure
+from headrace.wire.values import shown
+
+Outcome = tuple[list[Any], dict[int, Failure]]  # results and failures of an epoch's rows
+
+
+def same_outcome(one: Failure | None, other: Failure | None) -> bool:
+    """Messages may differ: exceptions that show an object show its address."""
+    if one is None or other is None:
+        return one is other
+    return (one.code, one.type, one.function, one.key) == (other.code, other.type, other.function, other.key)
+
+
+def first_difference(epoch: Epoch, before: Outcome, now: Outcome, rows: range) -> str | None:
+    """Where two runs of an epoch differ, in words. Those that abort by decree are not looked at."""
+    for row in rows:
+        old, new = before[1].get(row), now[1].get(row)
+        if row in epoch.decreed or (same_outcome(new, old) and same(now[0][row], before[0][row])):
+            continue
+        entry = epoch.entries[row]
+        was = f"aborted ({old.type}: {old.message})" if old is not None else f"answered {shown(before[0][row])}"
+        gives = f"aborts ({new.type}: {new.message})" if new is not None else f"gives {shown(now[0][row])}"
+        return f"TID {epoch.tids[row]} ({entry.name} of {shown(epoch.keys[row])}) {was}, and run again {gives}"
+    return None

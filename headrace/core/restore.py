@@ -1,0 +1,118 @@
+"""How an engine begins with what an earlier one left: a snapshot, the replies that are still kept, the log's records.
+
+Rules:
+1. The state, the counters, the request ids and the last batch of each source are those at the snapshot's epoch.
+2. Later epochs enter by the same gate as new ones: they are closed, have their records, and wait to be run. They keep
+   the limits that they were logged with.
+3. A source's batch that was closed and is not wholly in epochs goes on from where it stopped: nobody sends it again.
+
+Never here: files, formats, the store.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from headrace.core.egress import Submission
+from headrace.core.engine import Engine
+from headrace.core.epoch import CLOSED, Batch, Epoch
+from headrace.core.journal import Decree, Note, Response
+from headrace.core.program import Table
+
+
+class Logged(NamedTuple):
+    """A record as it was read: an epoch without its results, with the limits that it ran under."""
+
+    number: int
+    record: Epoch | Batch | Note
+    limits: dict[str, int] | None = None
+    fingerprint: str | None = None  # of the code that logged it
+
+
+class Left(NamedTuple):
+    """What an earlier engine left."""
+
+    epoch: int  # of the snapshot; 0 if there is none
+    tables: dict[str, Table]
+    meta: dict[str, Any]
+    kept: list[Epoch]  # final ones up to the snapshot's, whose replies are kept, in order
+    records: list[Logged]  # from the snapshot's position on
+    last: int  # the number of the log's last record
+    recorded: dict[int, Epoch] = {}  # noqa: RUF012 final ones after the snapshot's, by number: what they gave, they must give again
+    is_migrated: bool = False  # the tables are not those of the snapshot: the next one holds them all
+
+
+def restore(engine: Engine, left: Left) -> None:
+    """To be called once, before the engine's first step."""
+    for name, table in left.tables.items():
+        engine.program.load(name, table)
+    meta, sequencing = left.meta, engine.sequencing
+    engine.committed, engine.aborted = meta.get("committed", 0), meta.get("aborted", 0)
+    sequencing.sequencer.lc, sequencing.last_us = meta.get("lc", 0), meta.get("closed_us", 0)
+    sequencing.open = Epoch(left.epoch + 1, meta.get("row", 0), 0)
+    engine.journal.saved_epoch, engine.journal.is_full_next = left.epoch, left.is_migrated
+    for epoch in left.kept:
+        if epoch.has_ids:
+            adopt(engine, epoch)
+    engine.ledger.epochs[-1] = sequencing.open
+    engine.deferred.restore(meta.get("deferred", {}))
+    engine.sources.restore(meta.get("sources", {}), {epoch.number: epoch for epoch in left.kept})
+    engine.journal.last = engine.journal.durable = left.last
+    replay(engine, left)
+
+
+def adopt(engine: Engine, epoch: Epoch) -> None:
+    """The ledger knows this epoch's ids again; the next one opens."""
+    engine.ledger.adopt(epoch)
+    engine.ledger.keep(Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us))
+
+
+def replay(engine: Engine, left: Left) -> None:
+    """The log's records after the snapshot: epochs wait to be run, batches and what was noted find their epochs."""
+    sequencing = engine.sequencing
+    epochs: list[Epoch] = []
+    batches: dict[int, tuple[Batch, Submission]] = {}
+    done: dict[int, int] = {}  # rows of a batch that are in epochs
+    for number, record, limits, _ in left.records:
+        if isinstance(record, Batch):
+            batches[number], done[number] = (record, engine.sources.again(record)), 0
+        elif isinstance(record, Epoch):
+            for piece, start in zip(record.pieces, record.starts(), strict=True):
+                if piece.source:
+                    done[piece.source] = piece.start + piece.size
+                    if record.number > left.epoch:
+                        batches[piece.source][1].add(record, start, start + piece.size)
+                elif piece.is_own and record.number > left.epoch:
+                    engine.deferred.fired.update(map(str, record.keys[start : start + piece.size]))
+            if record.number > left.epoch:
+                record.limits = None if limits == engine.config.limits() else limits
+                epochs.append(record)
+        elif isinstance(record, Decree):
+            for tid, failure in record.failures.items():
+                epoch = find(epochs, tid)
+                if epoch is not None:
+                    epoch.decreed[epoch.tids.index(tid)] = failure
+        elif isinstance(record, Response):
+            epoch = find(epochs, record.tid)
+            if epoch is not None:
+                epoch.responses[record.tid, record.call] = record
+    for epoch in epochs:
+        epoch.phase = CLOSED
+        answered = left.recorded.get(epoch.number)
+        if answered is not None:
+            epoch.results, epoch.failures, epoch.final_rows = answered.results, answered.failures, len(epoch)
+        adopt(engine, epoch)
+        sequencing.sequencer.lc = sequencing.sequencer.count_at(epoch.tids[-1]) + 1
+        sequencing.last_us = epoch.closed_us
+        sequencing.open = engine.ledger.epochs[-1]
+        engine._run(epoch)
+    engine.unfinished = [
+        (submission, batch, done[number])
+        for number, (batch, submission) in batches.items()
+        if done[number] < len(batch)
+    ]
+
+
+def find(epochs: list[Epoch], tid: int) -> Epoch | None:
+    """The epoch of a transaction: what is noted of one comes soon after it."""
+    return next((epoch for epoch in reversed(epochs) if tid in epoch.tids), None)

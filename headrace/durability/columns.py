@@ -1,0 +1,196 @@
+"""Columns: lists of keys and of sealed values as Arrow arrays, and back, exactly in value and type.
+
+Rules:
+1. A kind of value has a kind of column: `int` (64 bits), `text`, `float`, and `packed` for all the rest. A list of one
+   kind becomes a plain array of it; a mixed list becomes a struct with one field per kind, where a value stands in
+   exactly one of them and the others are null.
+2. In `packed`, bytes stand as they are, and None, bools and larger ints as their msgpack form. Bytes that could be
+   taken for one of these (or are empty) get the byte 0xC1 in front, which msgpack never uses.
+3. Equal keys have equal cells and unequal ones do not: Arrow's own kernels may compare and group them.
+
+Never here: files, stores, what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from headrace.errors import BadKey, BadValue
+from headrace.wire.values import Key, shown
+
+KINDS: dict[str, pa.DataType] = {
+    "int": pa.int64(),
+    "text": pa.large_utf8(),
+    "float": pa.float64(),
+    "packed": pa.large_binary(),
+}
+KIND_OF = {int: "int", str: "text", float: "float", bool: "packed", type(None): "packed", bytes: "packed"}
+KEY_TYPES = frozenset((int, str, bytes))
+CODES = {type: list(KINDS).index(kind) for type, kind in KIND_OF.items()}
+INT64_MAX = (1 << 63) - 1
+
+ESCAPE = b"\xc1"
+FIRST_BYTES = (0xC0, 0xC1, 0xC2, 0xC3, 0xCF)  # of None, the escape, False, True, and an int above 63 bits
+
+Columns = dict[str, pa.Array]  # kind -> array; all of one length
+
+
+def keys_to_arrow(keys: list[Key]) -> pa.Array:
+    return together(split_keys(keys))
+
+
+def sealed_to_arrow(values: list[Any]) -> pa.Array:
+    return together(split(values))
+
+
+def keys_from_arrow(array: pa.Array) -> list[Key]:
+    return sealed_from_arrow(array)
+
+
+def sealed_from_arrow(array: pa.Array) -> list[Any]:
+    if pa.types.is_struct(array.type):
+        return join({field.name: array.field(i) for i, field in enumerate(array.type)})
+    for kind, type in KINDS.items():
+        if array.type == type:
+            return join({kind: array})
+    raise BadValue(f"a column of type {array.type} holds neither keys nor sealed values")
+
+
+def together(columns: Columns) -> pa.Array:
+    """One array that holds all the columns of a list."""
+    if not columns:
+        return pa.array([], pa.int64())
+    if len(columns) == 1:
+        return next(iter(columns.values()))
+    return pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+
+
+def split_keys(keys: list[Key]) -> Columns:
+    """As `split`, for keys: a key's bytes are the user's own, which makes no difference here."""
+    kinds = set(map(type, keys))
+    if not kinds <= KEY_TYPES:
+        culprit = next(key for key in keys if type(key) not in KEY_TYPES)
+        raise BadKey(f"a key is a str, an int or bytes, not {shown(culprit)}")
+    return _split(keys, kinds)
+
+
+def split(values: list[Any]) -> Columns:
+    """The columns of a list of sealed values: only of the kinds that are there."""
+    types = set(map(type, values))
+    if not types <= CODES.keys():
+        culprit = next(value for value in values if type(value) not in CODES)
+        raise BadValue(f"{shown(culprit)} is not sealed")
+    return _split(values, types)
+
+
+def _split(values: list[Any], types: set[type]) -> Columns:
+    if len(types) == 1:
+        (kind,) = map(KIND_OF.__getitem__, types)
+        try:
+            return {kind: _column(kind, values)}
+        except OverflowError:
+            pass  # ints that take all of 64 bits, without a sign: they are packed
+    codes = np.frombuffer(bytearray(map(CODES.__getitem__, map(type, values))), np.uint8)
+    if int in types:
+        ints = np.flatnonzero(codes == CODES[int]).tolist()
+        codes[[i for i in ints if values[i] > INT64_MAX]] = CODES[bytes]
+    whole = np.fromiter(values, object, len(values))
+    columns = {}
+    for code, kind in enumerate(KINDS):
+        mine = codes == code
+        if mine.any():
+            at = pa.array(np.cumsum(mine) - 1, mask=~mine)
+            columns[kind] = _column(kind, whole[mine].tolist()).take(at)
+    return columns
+
+
+def _column(kind: str, values: list[Any]) -> pa.Array:
+    """Values of one kind, all of them there."""
+    if kind == "int":
+        return pa.array(np.fromiter(values, np.int64, len(values)))
+    if kind != "packed":
+        return pa.array(values, KINDS[kind])
+    if set(map(type, values)) == {bytes}:
+        array = pa.array(values, KINDS[kind])
+        if not _special(array).size:
+            return array
+    return pa.array(list(map(packed, values)), KINDS[kind])
+
+
+def packed(value: Any) -> bytes:
+    if type(value) is not bytes:
+        return msgspec.msgpack.encode(value)
+    return value if value and value[0] not in FIRST_BYTES else ESCAPE + value
+
+
+def unpacked(cell: bytes) -> Any:
+    if cell[0] not in FIRST_BYTES:
+        return cell
+    return cell[1:] if cell[0] == ESCAPE[0] else msgspec.msgpack.decode(cell)
+
+
+def join(columns: Mapping[str, pa.Array]) -> list[Any]:
+    """The list that was split. Of each row, the one column that has a value counts."""
+    if not columns:
+        return []
+    if len(columns) == 1:
+        ((kind, array),) = columns.items()
+        return CELLS[kind](array)
+    values = np.empty(len(next(iter(columns.values()))), object)
+    for kind, array in columns.items():
+        if array.null_count == len(array):
+            continue
+        if not array.null_count:
+            return CELLS[kind](array)
+        cells = CELLS[kind](array.drop_null())
+        is_here = array.is_valid().to_numpy(zero_copy_only=False)
+        values[is_here] = np.fromiter(cells, object, len(cells))
+    return values.tolist()
+
+
+def _numbers(array: pa.Array) -> list[Any]:
+    return array.to_numpy(zero_copy_only=True).tolist()  # type: ignore[no-any-return]
+
+
+def _texts(array: pa.Array) -> list[Any]:
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _unpacked(array: pa.Array) -> list[Any]:
+    cells: list[Any] = array.to_pylist()
+    for i in _special(array).tolist():
+        cells[i] = unpacked(cells[i])
+    return cells
+
+
+CELLS: dict[str, Callable[[pa.Array], list[Any]]] = {
+    "int": _numbers,
+    "text": _texts,
+    "float": _numbers,
+    "packed": _unpacked,
+}
+
+
+def _special(array: pa.Array) -> Any:
+    """Where a column of bytes, without nulls, has a cell that is empty or begins like a scalar or with the escape."""
+    offsets, data = offsets_and_data(array)
+    if not len(data):
+        return np.arange(len(array))
+    first = data[np.minimum(offsets[:-1], len(data) - 1)]
+    return np.flatnonzero(SPECIAL[first] | (offsets[1:] == offsets[:-1]))
+
+
+def offsets_and_data(array: pa.Array) -> tuple[Any, Any]:
+    """What a large column of bytes or text is made of: len + 1 offsets, and the bytes they point into."""
+    _, offsets, data = array.buffers()
+    at = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8) if len(array) else np.zeros(1, np.int64)
+    return at, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+
+
+SPECIAL = np.zeros(256, np.bool_)
+SPECIAL[list(FIRST_BYTES)] = True

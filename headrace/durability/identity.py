@@ -1,0 +1,95 @@
+"""Whose a store is: `headrace.json`, written once. A store that is not empty and not ours is refused; one that is ours
+never begins empty."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import zlib
+from typing import Any
+
+from headrace.config import Config
+from headrace.durability.store import Store
+from headrace.errors import WrongStore
+from headrace.model.app import App
+
+FORMAT = 1
+IDENTITY = "headrace.json"
+
+
+def identity_of(store: Store) -> dict[str, Any] | None:
+    """Whose the store is; None if it is empty."""
+    if not store.exists(IDENTITY):
+        others = store.list("")
+        if others and not store.exists(IDENTITY):  # it was not begun by somebody else just now
+            raise WrongStore(
+                f"{store.url} is not empty and has no {IDENTITY}, so it is no store of Headrace (it has {others[0]}): "
+                "give another place, or restore the file from a backup"
+            )
+        return None
+    try:
+        identity = read_checked(store, IDENTITY)
+        if identity["format"] != FORMAT:
+            raise WrongStore(
+                f"{store.url}/{IDENTITY} has format {identity['format']}, this Headrace reads format {FORMAT}: use the "
+                "version that wrote it, or upgrade"
+            )
+        return {name: identity[name] for name in ("format", "app", "cluster", "seed", "shards", "epoch0")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise WrongStore(f"{store.url}/{IDENTITY} cannot be read: {error}. Restore it from a backup") from None
+
+
+def read_checked(store: Store, name: str) -> dict[str, Any]:
+    """A JSON object that has its own checksum; read twice before it is called broken. ValueError says why."""
+    trouble = ""
+    for _ in range(2):
+        try:
+            found = json.loads(store.get(name))
+            checksum = found.pop("checksum", None)
+            if checksum == checksum_of(found):
+                return dict(found)
+            trouble = "its checksum is wrong"
+        except (ValueError, AttributeError, TypeError) as error:
+            trouble = str(error)
+    raise ValueError(trouble)
+
+
+def with_checksum(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value | {"checksum": checksum_of(value)}, indent=2) + "\n").encode()
+
+
+def checksum_of(value: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
+
+
+def found(
+    store: Store,
+    app: App,
+    config: Config,
+    cluster: str | None = None,
+    seed: int | None = None,
+    epoch0: int = 0,
+) -> dict[str, Any]:
+    """Begin a store for this app."""
+    identity = {
+        "format": FORMAT,
+        "app": app.name,
+        "cluster": secrets.token_hex(8) if cluster is None else cluster,
+        "seed": secrets.randbits(63) if seed is None else seed,
+        "shards": config.shards,
+        "epoch0": epoch0,
+    }
+    store.create(IDENTITY, with_checksum(identity))
+    return identity_of(store) or identity
+
+
+def check_identity(store: Store, identity: dict[str, Any], app: App, config: Config) -> None:
+    if identity["app"] != app.name:
+        raise WrongStore(
+            f"{store.url} belongs to app {identity['app']!r}, not to {app.name!r}: give each app a place of its own"
+        )
+    if identity["shards"] != config.shards:
+        raise WrongStore(
+            f"{store.url} has {identity['shards']} shards, the configuration {config.shards}: their number is fixed "
+            f"once and for all; set shards={identity['shards']}"
+        )

@@ -1,0 +1,196 @@
+"""The keeper: carries out what the core wants kept, and tells the core when it is.
+
+    log         what comes together is written and synced together: `Appended`, `Checked`
+    background  replies, then snapshots, compaction and what is not needed any more: `Saved`, `SaveFailed`
+
+`Desk` does the work and returns the news; it has no thread. `Keeper` has one for the log and one for the background.
+A snapshot is written after the replies of its epochs: what it covers is not replayed. If the log or the replies fail
+there is nothing to go on with: the driver is told `Broken`, and stops. A snapshot that fails is only late.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from headrace.core.epoch import Epoch
+from headrace.core.journal import (
+    Append,
+    Appended,
+    Broken,
+    Check,
+    Checked,
+    Event,
+    Keep,
+    Retired,
+    Save,
+    Saved,
+    SaveFailed,
+    Snapshot,
+)
+from headrace.durability.recovery import Opened
+from headrace.errors import StoreError
+
+LOG = logging.getLogger("headrace.durability")
+GROUP_MAX = 1_000  # records, or epochs' replies, written at once
+MARKS_MAX = 64  # of the replies' times, in a snapshot
+
+
+class Written(NamedTuple):
+    """A record on its way to the log."""
+
+    number: int
+    data: bytes
+    retired: int = 0  # of a record that says so: the epoch below which snapshots are not used any more
+
+
+class Desk:
+    """All that is done to the store for one engine, a step at a time."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened, self.records = opened, opened.records
+        self.kept = opened.kept_epoch  # the last epoch whose replies are in the store
+
+    def encode(self, effect: Append) -> Written:
+        """To be called when the effect comes: the epoch has not run yet."""
+        record = effect.record
+        return Written(effect.number, self.records.encode(record), record.epoch if isinstance(record, Retired) else 0)
+
+    def append(self, group: Sequence[Written | Check]) -> list[Event]:
+        """Write, sync, and make sure that the log is still ours."""
+        records = [item for item in group if isinstance(item, Written)]
+        news: list[Event] = []
+        if not records:
+            self.opened.log.check()
+        else:
+            last = self.opened.log.append([record.data for record in records])
+            assert last == records[-1].number, f"record {records[-1].number} of the core is record {last} of the log"
+            news.append(Appended(last))
+        return [*news, *(Checked(item.ticket) for item in group if isinstance(item, Check))]
+
+    def keep(self, epochs: list[Epoch]) -> None:
+        """The replies of final epochs, in their order; those that are in the store already are not written again."""
+        fresh = [epoch for epoch in epochs if epoch.number > self.kept]
+        if fresh:
+            assert fresh[0].number == self.kept + 1, f"replies of epoch {fresh[0].number} after those of {self.kept}"
+            self.opened.replies.append([self.records.encode_replies(epoch) for epoch in fresh])
+            self.kept = fresh[-1].number
+
+    def save(self, snapshot: Snapshot) -> list[Event]:
+        opened = self.opened
+        marks = [*opened.marks, (opened.replies.last, snapshot.meta["closed_us"])]
+        if len(marks) > MARKS_MAX:
+            marks = marks[::2]
+        snapshot = snapshot._replace(meta=snapshot.meta | {"marks": marks})
+        try:
+            opened.snapshots.save(snapshot, opened.log.term, opened.fingerprint)
+            opened.marks = marks
+            return [Saved(snapshot.epoch, self._oldest())]
+        except StoreError as error:
+            LOG.warning("the snapshot of epoch %s failed, the next one will hold it too: %s", snapshot.epoch, error)
+            return [SaveFailed(snapshot.epoch, error)]
+
+    def _oldest(self) -> int:
+        """The epoch of the oldest snapshot that is to be kept."""
+        complete = {manifest.epoch for manifest in self.opened.snapshots.manifests() if manifest.is_complete}
+        return sorted(complete)[-self.opened.config.snapshots_kept :][0]
+
+    def compact(self) -> None:
+        """Housekeeping may fail: it is done the next time."""
+        try:
+            self.opened.snapshots.compact(self.opened.log.term, self.opened.fingerprint)
+        except StoreError as error:
+            LOG.warning("compaction failed, and will be tried again: %s", error)
+
+    def retire(self, epoch: int) -> None:
+        """The log says that snapshots before this epoch's are not used any more."""
+        try:
+            self.opened.retire(epoch)
+        except StoreError as error:
+            LOG.warning("what is older than epoch %s could not all be deleted: %s", epoch, error)
+
+
+class Keeper:
+    """A desk, and the two threads at it. `tell(news)` is called by them, and must only hand it over."""
+
+    def __init__(self, opened: Opened, tell: Callable[[Any], None]) -> None:
+        self.desk, self._tell = Desk(opened), tell
+        self._records: queue.SimpleQueue[Written | Check | None] = queue.SimpleQueue()
+        self._rest: queue.SimpleQueue[Epoch | Snapshot | Written | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(serve,), name=f"headrace-{name}", daemon=True)
+            for name, serve in (("log", self._serve_log), ("keeper", self._serve_rest))
+        ]
+        self._is_broken = False
+        for thread in self._threads:
+            thread.start()
+
+    def carry_out(self, effect: Append | Check | Keep | Save) -> None:
+        """To be called by the core's thread, in the order of the effects."""
+        match effect:
+            case Append():
+                self._records.put(self.desk.encode(effect))
+            case Check():
+                self._records.put(effect)
+            case Keep(epoch):
+                self._rest.put(epoch)
+            case Save(snapshot):
+                self._rest.put(snapshot)
+
+    def close(self) -> None:
+        """Finish what was handed over."""
+        self._records.put(None)
+        self._threads[0].join()
+        self._rest.put(None)
+        self._threads[1].join()
+        self.desk.opened.close()
+
+    def _guarded(self, serve: Callable[[], None]) -> None:
+        try:
+            serve()
+        except BaseException as error:
+            self._is_broken = True
+            self._tell(Broken(error))
+
+    def _serve_log(self) -> None:
+        is_open = True
+        while is_open:
+            group = take_all(self._records)
+            if group[-1] is None:
+                is_open = False
+                group.pop()
+            if group:
+                for news in self.desk.append(group):
+                    self._tell(news)
+            for item in group:
+                if isinstance(item, Written) and item.retired:
+                    self._rest.put(item)
+
+    def _serve_rest(self) -> None:
+        while not self._is_broken:
+            group = take_all(self._rest)
+            while group and not self._is_broken:
+                count = next((at for at, item in enumerate(group) if not isinstance(item, Epoch)), len(group))
+                if count:
+                    self.desk.keep(group[:count])
+                for item in group[count : count + 1]:
+                    if item is None:
+                        return
+                    if isinstance(item, Snapshot):
+                        for news in self.desk.save(item):
+                            self._tell(news)
+                        self.desk.compact()
+                    else:
+                        self.desk.retire(item.retired)
+                del group[: count + 1]
+
+
+def take_all(waiting: queue.SimpleQueue[Any]) -> list[Any]:
+    """All that waits, at least one; nothing after None."""
+    group = [waiting.get()]
+    while group[-1] is not None and len(group) < GROUP_MAX and not waiting.empty():
+        group.append(waiting.get())
+    return group

@@ -1,0 +1,48 @@
+"""Migration: the state that other code has written, for today's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.config import Config
+from headrace.core.program import Table, values_of
+from headrace.errors import AppChanged
+from headrace.model.app import App
+from headrace.model.fingerprint import Fingerprint, needs_migration
+from headrace.wire.values import RECORD, Values, shown
+
+
+def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: App) -> dict[str, Table]:
+    """The state for changed code: each operator whose state's type changed is handed to its `migrate`."""
+    needed = [name for name in needs_migration(old, new) if tables.get(name)]
+    values = LooseValues()
+    seal = values_of(app, Config()).seal
+    migrated = dict(tables)
+    for name in needed:
+        hook = app.operators[name].migrate if name in app.operators else None
+        if hook is None:
+            differences = "; ".join(old.differences(new)[:5])
+            raise AppChanged(
+                f"{len(tables[name])} entities of operator {name!r} were written by other code ({differences}). Give "
+                f"it a migration, as in app.operator({name!r}, migrate=function), where function(key, old) returns the "
+                "new state, or None to remove the entity; records arrive as dicts of their fields"
+            )
+        table = migrated[name] = {}
+        for key, state in tables[name].items():
+            try:
+                made = hook(key, values.unseal(state))
+                if made is not None:
+                    table[key] = seal(made)
+            except Exception as error:
+                raise AppChanged(f"the migration of operator {name!r} fails for {shown(key)}: {error!r}") from error
+    return {name: table for name, table in migrated.items() if name not in needed or name in app.operators}
+
+
+class LooseValues(Values):
+    """Knows no types: a record is the dict of its fields."""
+
+    def _from_ext(self, code: int, data: memoryview) -> Any:
+        if code == RECORD:
+            _, fields = self._decode(data)
+            return fields
+        return super()._from_ext(code, data)

@@ -1,0 +1,173 @@
+"""Recovery: what a store holds, and how an engine begins with it.
+
+A store has `headrace.json` (whose it is), `log/`, `replies/`, `snapshots/`, `state/` and `apps/` (what its code was).
+Opening it takes it over: the log has a new term from then on, and whoever held it before can add nothing more. (Who
+only wants to look uses past.py.)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace.config import Config
+from headrace.core.builtin import BUILT_IN
+from headrace.core.engine import Engine
+from headrace.core.epoch import Batch, Epoch
+from headrace.core.placement import shards_of
+from headrace.core.restore import Left, Logged, restore
+from headrace.durability.identity import check_identity, found, identity_of, read_checked, with_checksum
+from headrace.durability.log import Log
+from headrace.durability.migration import migrate
+from headrace.durability.records import Records
+from headrace.durability.snapshots import Snapshots
+from headrace.durability.store import Store, open_store
+from headrace.errors import AppChanged, Fenced, LogBroken, ObjectMissing
+from headrace.model.app import App
+from headrace.model.fingerprint import Fingerprint, fingerprint
+
+
+class Opened:
+    """A store that was taken over, or begun, for one engine."""
+
+    def __init__(self, where: str | Path | Store, app: App, config: Config, print: Fingerprint | None = None) -> None:
+        self.store = open_store(where) if isinstance(where, str | Path) else where
+        self.app, self.config = app, config
+        self.print = print or fingerprint(app)
+        self.fingerprint = self.print.digest
+        self.marks: list[tuple[int, int]] = []  # a record of the replies, and the time up to which they reach
+        self.records: Records
+        self.identity = identity_of(self.store) or found(self.store, app, config)
+        check_identity(self.store, self.identity, app, config)
+        self.snapshots = snapshots_of(self.store, self.identity, app)
+        self.store.create(f"apps/{self.fingerprint}.json", with_checksum(self.print.plain()))
+        size = config.segment_bytes_max
+        self.log = Log.take_over(self.store, "log", segment_bytes=size)
+        self.replies = self._take_replies(size)
+
+    def _take_replies(self, segment_bytes: int) -> Log:
+        try:
+            return Log.take_over(self.store, "replies", segment_bytes=segment_bytes, term=self.log.term)
+        except Fenced as error:
+            self.log.check()
+            raise LogBroken(
+                f"{self.store.url}: replies were written in a later term than any in log/ ({error}): log/ was removed "
+                "or replaced. Bring it back from a backup"
+            ) from None
+
+    @property
+    def seed(self) -> int:
+        return int(self.identity["seed"])
+
+    @property
+    def epoch0(self) -> int:
+        """Epochs before this store began: the replies have one record per epoch."""
+        return int(self.identity["epoch0"])
+
+    @property
+    def kept_epoch(self) -> int:
+        """The last epoch whose replies are in the store."""
+        return self.replies.last + self.epoch0
+
+    def restore(self, engine: Engine) -> None:
+        """To be called once, before the engine's first step."""
+        self.records = Records(engine.program, self.fingerprint)
+        restore(engine, self.left())
+
+    def left(self) -> Left:
+        loaded = self.snapshots.load()
+        epoch, position = (loaded.manifest.epoch, loaded.manifest.position) if loaded is not None else (0, 1)
+        meta = loaded.manifest.meta if loaded is not None else {}
+        tables = loaded.tables if loaded is not None else {}
+        records = self._records(position, epoch)
+        last = max([epoch, *(logged.record.number for logged in records if isinstance(logged.record, Epoch))])
+        if self.kept_epoch > last:
+            raise LogBroken(
+                f"{self.store.url}: epoch {self.kept_epoch} was answered, and the log ends with epoch {last}: records "
+                "were lost. Restore the log from a backup; `headrace log show` shows what is left"
+            )
+        is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
+        if loaded is not None and is_migrated:
+            tables = migrate(loaded.tables, self.print_of(loaded.manifest.fingerprint), self.print, self.app)
+        self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
+        replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
+        kept = [each for each in replies if each.number <= epoch]
+        recorded = {each.number: each for each in replies if each.number > epoch}
+        return Left(epoch, tables, meta, kept, records, self.log.last, recorded, is_migrated)
+
+    def _records(self, position: int, epoch: int) -> list[Logged]:
+        """The log's records from this one on. Epochs after the snapshot's were logged by today's code, or it may not
+        start: who else could replay them?"""
+        batches: dict[int, Batch] = {}
+        found = []
+        for record in self.log.read(position):
+            logged = self.records.decode(record.number, record.data, batches)
+            is_later = isinstance(logged.record, Epoch) and logged.record.number > epoch
+            if is_later and logged.fingerprint != self.fingerprint:
+                self._refuse_code(logged)
+            found.append(logged)
+        return found
+
+    def _refuse_code(self, logged: Logged) -> None:
+        assert isinstance(logged.record, Epoch)
+        assert logged.fingerprint is not None
+        differences = self.print_of(logged.fingerprint).differences(self.print)
+        raise AppChanged(
+            f"epoch {logged.record.number} in {self.store.url} was logged by other code of app {self.app.name!r} "
+            f"({'; '.join(differences[:5])}), and no snapshot covers it. With the old code, run `headrace upgrade`: it "
+            "makes a snapshot at the log's end; then start the new code"
+        )
+
+    def print_of(self, digest: str) -> Fingerprint:
+        """What the code with this fingerprint was."""
+        try:
+            return Fingerprint.from_plain(read_checked(self.store, f"apps/{digest}.json"))
+        except (ObjectMissing, ValueError) as error:
+            raise AppChanged(
+                f"{self.store.url} was written by other code of app {self.app.name!r}, and what that was is not known: "
+                f"apps/{digest}.json: {error}. Restore it from a backup"
+            ) from None
+
+    def _replies(self, oldest: int, sources: dict[str, Any]) -> list[Epoch]:
+        """Those that may be asked for again, in order: of the oldest epoch whose ids are known and later ones, and of
+        the last batch of each source."""
+        first, last = self.replies.first, self.replies.last
+        found = []
+        for number in sorted({number for _, _, _, stretches in sources.values() for number, _, _ in stretches}):
+            if first <= number - self.epoch0 and number < oldest:
+                record = next(iter(self.replies.read(number - self.epoch0)))
+                found.append(self.records.decode_replies(record.data))
+        if max(oldest - self.epoch0, first) <= last:
+            for record in self.replies.read(max(oldest - self.epoch0, first)):
+                found.append(self.records.decode_replies(record.data))
+        return found
+
+    def retire(self, epoch: int) -> None:
+        """Delete what only snapshots before this epoch need. The log has said so."""
+        manifests = [each for each in self.snapshots.manifests() if each.epoch == epoch and each.is_complete]
+        if not manifests:  # a successor has gone on: there is nothing left to delete here
+            self.log.check()
+            return
+        keep = manifests[-1]
+        for name in self.snapshots.retire(keep):
+            self.store.delete(name)
+        self.log.retire(keep.position)
+        until_us = self.marks[-1][1] - self.config.reply_retention_us
+        below = max([number for number, at_us in self.marks if at_us <= until_us], default=0)
+        self.replies.retire(min(below, keep.meta["oldest"] - self.epoch0))
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        self.log.close()
+        self.replies.close()
+
+
+def snapshots_of(store: Store, identity: dict[str, Any], app: App) -> Snapshots:
+    named = {name: identity[name] for name in ("cluster", "app", "format")}
+    count = int(identity["shards"])
+
+    def shards(operator: str, keys: list[Any]) -> Any:
+        known = BUILT_IN if operator == BUILT_IN.name else app.operators[operator]
+        return shards_of(known, keys, count)
+
+    return Snapshots(store, named, shards, count)

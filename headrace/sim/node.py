@@ -1,0 +1,37 @@
+"""A node: one incarnation of a coordinator or of a worker, with a clock of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.sim.house import House
+
+
+class Clock:
+    """A node's own: off by a constant, and running a little fast or slow."""
+
+    def __init__(self, offset_us: int = 0, drift_ppm: int = 0) -> None:
+        self.offset_us, self.drift_ppm = offset_us, drift_ppm
+
+    def read(self, now_us: int) -> int:
+        return now_us + now_us * self.drift_ppm // 1_000_000 + self.offset_us
+
+    def when(self, reads_us: int) -> int:
+        """The time at which this clock will have reached what it then reads."""
+        at_us = (reads_us - self.offset_us) * 1_000_000 // (1_000_000 + self.drift_ppm)
+        while self.read(at_us) < reads_us:
+            at_us += 1
+        return at_us
+
+
+class Node:
+    def __init__(self, house: House, number: int, incarnation: int, core: Any, clock: Clock) -> None:
+        self.house, self.number, self.incarnation, self.core, self.clock = house, number, incarnation, core, clock
+        self.name = f"{house.number}:{number}.{incarnation}"
+        self.is_alive = True
+        self.is_paused = False
+        self.backlog: list[Any] = []  # what came while it was paused
+        self.timer = 0  # which one counts
+        self.lives: int | None = None  # effects until it crashes
+        self.cut_off_until_us = 0  # the driver cannot reach it

@@ -1,0 +1,158 @@
+"""Exhaustive crash points of a coordinator: small scenarios over a store, and a blow at each point of them.
+
+The points are the coordinators' effects and the operations of their stores, in all starts and recoveries of the run.
+What happens there:
+
+    effect    the process is killed before this effect
+    kill      it is killed before this operation; what it has written is in the page cache
+    middle    it is killed in the middle of this write, and power is lost
+    power     power is lost before this operation, and with it all that was not synced
+    pause     it stops before this operation, a successor takes over and serves, and then it goes on
+    race      like that, but the successor is stopped in the middle of its own start for a while
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.config import Config
+from headrace.sim.crashes import aborts, appends, one_by_one, rescale_twice, transfers
+from headrace.sim.disk import BEFORE, MIDDLE
+from headrace.sim.house import House
+from headrace.sim.node import Node
+from headrace.sim.parameters import Faults, Parameters
+from headrace.sim.run import Batches, Report, Run
+from headrace.sim.world import World
+
+WAYS = ("effect", "kill", "middle", "power", "pause", "race")
+PAUSE_US = 60_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+    name: str
+    script: Callable[[Any], list[Batches]] = transfers
+    workload: str = "bank"
+    workers: int = 2
+    mode: str = "auto"
+    store: str = "files"
+    limits: dict[str, int] = dataclasses.field(default_factory=dict)
+    faults: Faults = dataclasses.field(default_factory=Faults)
+    besides: Callable[[World], None] = lambda world: None  # what else happens
+    is_source: bool | None = False
+    crash_first: int | None = None  # an operation before which it is killed anyway
+    ways: tuple[str, ...] = ("effect", "kill", "middle", "power", "pause")
+
+    def parameters(self) -> Parameters:
+        limits = {"resend_us": 20_000, "wall_limit_us": 30_000, "silence_us_max": 50_000, **self.limits}
+        return Parameters(
+            0,
+            self.workload,
+            workers=self.workers,
+            mode=self.mode,
+            config=Config(**limits),
+            chaos_us=60_000,
+            delay_us=100,
+            store=self.store,
+            faults=self.faults,
+        )
+
+    def run(self, way: str = "", point: int = 0) -> tuple[Report, dict[str, int]]:
+        """Run it, with something that happens at one point; and how many points of each kind a run has."""
+        run = Run(self.parameters(), script=self.script, is_source=self.is_source)
+        points = Points(self, run.world, way, point)
+        self.besides(run.world)
+        report = run.report()
+        return report, points.counts
+
+
+class Points:
+    """Counts the points of a run, and strikes at one of them."""
+
+    def __init__(self, recovery: Recovery, world: World, way: str, point: int) -> None:
+        self.recovery, self.world, self.way, self.point = recovery, world, way, point
+        self.counts = {"effects": 0, "operations": 0, "writes": 0}
+        self.victim: House | None = None
+        world.disk.fate = "lost"
+        world.on_effect, world.on_operation, world.on_end = self.effect, self.operation, self.end
+
+    def effect(self, node: Node, name: str) -> None:
+        if node.number == 0 and self.world.is_chaos:
+            self.counts["effects"] += 1
+            if self.way == "effect" and self.counts["effects"] == self.point:
+                self.world.crash(node)
+
+    def operation(self, house: House, op: str, name: str) -> None:
+        world, store = self.world, house.store
+        if store is None or not world.is_chaos:
+            return
+        self.counts["operations"] += 1
+        self.counts["writes"] += op == "append"
+        if self.counts["operations"] == self.recovery.crash_first:
+            store.dies_at = (store.operations, BEFORE)
+        if self.way == "middle":
+            if op == "append" and self.counts["writes"] == self.point:
+                self.victim = house
+                store.dies_at = (store.operations, MIDDLE)
+        elif self.counts["operations"] == self.point and self.way != "effect":
+            self._strike(house)
+
+    def _strike(self, house: House) -> None:
+        world, store = self.world, house.store
+        assert store is not None
+        if self.way == "kill":
+            world.fault("coordinator crashes")
+            store.dies_at = (store.operations, BEFORE)
+        elif self.way == "power":
+            world.lose_power()
+        elif self.way in ("pause", "race"):
+            world.pause(house.node, world.now_us + PAUSE_US)
+            world.after(1, world.replace, house)
+
+    def end(self, house: House) -> None:
+        if house is self.victim:
+            self.victim = None
+            self.world.fault("coordinator crashes")
+            self.world.lose_power()
+
+
+def strike_everywhere(recovery: Recovery, stride: int = 1) -> Iterator[tuple[str, int, Report]]:
+    """The report of the run that is struck at each point, in each way."""
+    report, counts = recovery.run()
+    yield "", 0, report
+    kinds = {"effect": "effects", "middle": "writes"}
+    for way in recovery.ways:
+        for point in range(1, counts[kinds.get(way, "operations")] + 1, stride):
+            yield way, point, recovery.run(way, point)[0]
+
+
+def loads(workload: Any) -> list[Batches]:
+    """Two queries that send batches, larger than an epoch."""
+    f = workload.functions
+    workload.accounts = [0, 17, 20]
+    return [
+        [[(f["transfer"], 0, 17, 5), (f["pay_fee"], 17, 3), (f["transfer"], 20, 0, 5)], [(f["transfer"], 17, 20, 1)]],
+        [[(f["audit"], 0, [0, 17, 20])], [(f["transfer_awaited"], 20, 17, 9), (f["transfer"], 0, 20, 95)]],
+    ]
+
+
+OFTEN = {"snapshot_interval_us": 1, "snapshots_kept": 1}
+SMALL = {"epoch_transactions_max": 2, "segment_bytes_max": 1}
+
+RECOVERIES = (
+    Recovery("an engine by itself", workers=0, limits=OFTEN),
+    Recovery("an engine by itself, over objects", workers=0, store="objects", limits=OFTEN | SMALL),
+    Recovery("two workers", limits={"epoch_transactions_max": 2}),
+    Recovery("one transaction at a time", one_by_one, limits={"epoch_transactions_max": 1, "epochs_in_flight_max": 1}),
+    Recovery("a snapshot after every epoch, segments of one record", limits=OFTEN | SMALL),
+    Recovery("a snapshot after every epoch, over objects", aborts, store="objects", limits=OFTEN | SMALL),
+    Recovery("batches of queries that span epochs", loads, workers=0, is_source=True, limits=SMALL),
+    Recovery("batches of queries and snapshots", loads, is_source=True, limits=OFTEN | SMALL),
+    Recovery("aborts under other limits than the next one's", transfers, faults=Faults(new_limits=True)),
+    Recovery("killed while it recovers", aborts, workers=0, limits=OFTEN, crash_first=40, ways=("kill", "power")),
+    Recovery("killed while it begins", aborts, workers=0, crash_first=9, ways=("kill", "power")),
+    Recovery("more workers, then fewer", one_by_one, limits=OFTEN, besides=rescale_twice, ways=("effect", "kill")),
+    Recovery("lists, histories judged from outside", appends, workload="append", limits=OFTEN),
+)

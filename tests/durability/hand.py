@@ -1,0 +1,294 @@
+"""A durable engine under a test's hand: what is written to the store, when, and where everything ends.
+
+Nothing reaches the store before the test says so. Whoever makes a second `Hand` on the same store has killed the first:
+what it had not written is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from headrace import Abort, App, Config, Context, Reply
+from headrace.core.coordinator import Coordinator, Read, Rescale, Rescaled
+from headrace.core.engine import Answer, Engine, Found, Refuse, Submit
+from headrace.core.ingress import Admission
+from headrace.core.journal import Append, Check, Keep, Save, SnapshotTaken, TakeSnapshot
+from headrace.durability import recovery
+from headrace.durability.keeper import Desk, Written
+from headrace.durability.recovery import Opened
+from headrace.durability.store import Store
+from headrace.model.fingerprint import fingerprint
+from headrace.runtime.client import Replies
+from headrace.runtime.fleet import Fleet
+from headrace.sim.disk import Disk, SimStore
+from headrace.sim.oracle import Oracle
+from headrace.wire.messages import RequestIds
+from tests.cluster import at_random, outcome
+
+PATIENCE_US = 10_000_000  # that `settle` lets pass
+
+app = App("hand")
+item = app.operator("item")
+MACHINE: dict[str, Any] = {"scarce": False, "weather": "fine"}  # what functions should not depend on, and some do
+
+
+@contextmanager
+def exhausted() -> Iterator[None]:
+    MACHINE["scarce"] = True
+    try:
+        yield
+    finally:
+        MACHINE["scarce"] = False
+
+
+@contextmanager
+def turned(weather: Any) -> Iterator[None]:
+    MACHINE["weather"] = weather
+    try:
+        yield
+    finally:
+        MACHINE["weather"] = "fine"
+
+
+@item.register
+def add(ctx: Context, amount: int) -> int:
+    ctx.put(ctx.get(0) + amount)
+    return int(ctx.get())
+
+
+@item.register
+def move(ctx: Context, to: str, amount: int) -> int:
+    """Fails in the callee."""
+    ctx.put(ctx.get(0) - amount)
+    ctx.call_async(take_in, to, amount)
+    return int(ctx.get())
+
+
+@item.register
+def take_in(ctx: Context, amount: int) -> None:
+    if amount > 100:
+        raise Abort("too much")
+    ctx.put(ctx.get(0) + amount)
+
+
+@item.register
+async def ask(ctx: Context, of: str) -> int:
+    return int(await ctx.call(add, of, 1))
+
+
+@item.register
+def put(ctx: Context, value: Any) -> Any:
+    ctx.put(value)
+    return value
+
+
+@item.register
+def exhaust(ctx: Context, what: str) -> str:
+    """Runs out of something, if it is scarce."""
+    if MACHINE["scarce"]:
+        raise RecursionError("too deep") if what == "stack" else MemoryError("too much")
+    ctx.put("ran")
+    return "ran"
+
+
+@item.register
+async def ask_exhausted(ctx: Context, of: str) -> str:
+    return str(await ctx.call(exhaust, of, "stack"))
+
+
+@item.register
+def weather(ctx: Context) -> str:
+    """Depends on what is not in the log."""
+    ctx.put(MACHINE["weather"])
+    return str(MACHINE["weather"])
+
+
+@item.register
+def drop(ctx: Context) -> Any:
+    before = ctx.get()
+    ctx.delete()
+    return before
+
+
+def memory(can_append: bool = True) -> SimStore:
+    """A store in memory: a directory, or one of objects."""
+    return SimStore(Disk(random.Random(0), can_append=can_append), "memory")
+
+
+def after_power_loss(store: SimStore) -> SimStore:
+    """What another process finds when all that was not synced is gone."""
+    return SimStore(store.disk.worst(), store.who)
+
+
+print_of = functools.cache(fingerprint)  # the code of an app does not change while tests run
+
+
+class Hand(Fleet):
+    """With 0 workers an engine, else a coordinator and its workers. Submissions get the tokens 0, 1, 2 and so on."""
+
+    def __init__(
+        self,
+        store: Store,
+        app: App,
+        workers: int = 0,
+        now_us: int = 0,
+        seed: int | None = None,
+        mode: str = "auto",
+        **config: int,
+    ) -> None:
+        self.app, self.config = app, Config(**{"snapshot_interval_us": 1 << 60} | config)  # none by themselves
+        self.choose = (lambda ready: ready[0]) if seed is None else at_random(seed)
+        with patch.object(recovery, "fingerprint", print_of):
+            self.opened = Opened(store, app, self.config)
+        durable: dict[str, Any] = {"is_durable": True, "seed": self.opened.seed}
+        if workers:
+            term = self.opened.log.term
+            self.core: Any = Coordinator(app, self.config, workers, mode, term=term, **durable)
+        else:
+            self.core = Engine(app, self.config, **durable)
+        self.opened.restore(self.core)
+        self.coordinator = self.core
+        self.workers, self.links, self.timers = {}, {}, {}
+        self.now_us, self.effects = now_us, []
+        self.messages = self.bytes = 0
+        self.admission = Admission(self.core.program)
+        self.desk = Desk(self.opened)
+        self.records: deque[Written | Check] = deque()  # on their way to the log
+        self.rest: deque[Any] = deque()  # replies, snapshots, retirements
+        self.submitted = 0
+        self.answers: dict[int, list[Reply]] = {}
+        self.refusals: dict[Any, Exception] = {}
+        self.found: dict[Any, Any] = {}
+        self.snapshots: dict[Any, int] = {}
+        self._apply(0, self.core.start(now_us))
+
+    # --- clients ---
+
+    def send(self, ids: RequestIds, calls: Sequence[Any]) -> int:
+        return self._submit(self.admission.admit(ids, calls))
+
+    def send_source(self, query: str, number: int, function: Any, rows: Sequence[Sequence[Any]]) -> int:
+        """A batch of a streaming query: each row is the key and the arguments."""
+        keys, args = [row[0] for row in rows], [tuple(row[1:]) for row in rows]
+        return self._submit(self.admission.admit_columns(f"{query}/{number}", function, keys, args, (query, number)))
+
+    def _submit(self, batch: Any) -> int:
+        token, self.submitted = self.submitted, self.submitted + 1
+        self.submit(Submit([(token, batch)]))
+        return token
+
+    def run(self, ids: RequestIds, calls: Sequence[Any]) -> list[Reply]:
+        """Send, and let everything happen."""
+        token = self.send(ids, calls)
+        self.settle()
+        return self.answers[token]
+
+    def state(self) -> dict[Any, Any]:
+        """All entities: (operator, key) -> state."""
+        self.submit(Read("state"))
+        self.settle()
+        unseal = self.core.program.values.unseal
+        return {(name, key): unseal(value) for name, key, value in self.found.pop("state")}
+
+    def take_snapshot(self) -> int | None:
+        """Its epoch, if it could be saved; else the reason is among the refusals."""
+        token = ("snapshot", len(self.snapshots) + len(self.refusals))
+        self.submit(TakeSnapshot(token))
+        self.settle()
+        return self.snapshots.get(token)
+
+    def rescale(self, workers: int) -> None:
+        self.submit(Rescale("rescale", workers))
+        self.settle()
+
+    # --- the store ---
+
+    def sync(self, count: int | None = None) -> bool:
+        """The first records that wait become durable, together."""
+        group = [self.records.popleft() for _ in range(len(self.records) if count is None else count)]
+        if not group:
+            return False
+        for news in self.desk.append(group):
+            self.submit(news)
+        self.rest.extend(item for item in group if isinstance(item, Written) and item.retired)
+        return True
+
+    def work(self) -> bool:
+        """One thing in the background: replies of an epoch, a snapshot, or what is not needed any more."""
+        if not self.rest:
+            return False
+        first = self.rest.popleft()
+        if isinstance(first, Keep):
+            self.desk.keep([first.epoch])
+        elif isinstance(first, Save):
+            for news in self.desk.save(first.snapshot):
+                self.submit(news)
+            self.desk.compact()
+        else:
+            self.desk.retire(first.retired)
+        return True
+
+    def compute(self) -> None:
+        """All that needs no store, and no time."""
+        while self.deliver():
+            pass
+
+    def settle(self) -> list[Any]:
+        """Let everything happen, also what is due within the next ten seconds."""
+        until_us = self.now_us + PATIENCE_US
+        while True:
+            self.compute()
+            if self.sync() or self.work():
+                continue
+            due = min(self.timers.values(), default=until_us)
+            if due >= until_us:
+                return []
+            self.now_us = max(self.now_us, due)
+
+    def happen(self, rng: random.Random) -> bool:
+        """One thing happens, whichever. False if nothing can."""
+        ready = [self.deliver, self.work, lambda: bool(self.records) and self.sync(rng.randint(1, len(self.records)))]
+        rng.shuffle(ready)
+        return any(one() for one in ready)
+
+    def _apply(self, node: int, effects: list[Any]) -> None:
+        super()._apply(node, effects)
+        for effect in self.effects:
+            if isinstance(effect, Append):
+                self.records.append(self.desk.encode(effect))
+            elif isinstance(effect, Check):
+                self.records.append(effect)
+            elif isinstance(effect, Keep | Save):
+                self.rest.append(effect)
+            elif isinstance(effect, Answer):
+                assert effect.token not in self.answers, f"submission {effect.token} was answered twice"
+                self.answers[effect.token] = list(Replies(effect.answers, self.core.program.values.unseal))
+            elif isinstance(effect, Refuse):
+                assert effect.token not in self.answers, f"submission {effect.token} was answered twice"
+                self.refusals[effect.token] = effect.error
+            elif isinstance(effect, Found):
+                self.found[effect.token] = effect.entities
+            elif isinstance(effect, SnapshotTaken):
+                self.snapshots[effect.token] = effect.epoch
+            elif not isinstance(effect, Rescaled):
+                raise AssertionError(f"nobody carries out {effect!r}")
+        self.effects.clear()
+
+
+def loop(calls: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+    """What a loop over these calls gives: outcomes, and the state."""
+    oracle = Oracle()
+    return [oracle.transact(*call) for call in calls], oracle.state
+
+
+def check_by_tid(called: dict[int, Any], replies: dict[int, Reply], state: dict[Any, Any]) -> None:
+    """These calls, by TID, one after the other, give these replies and this state."""
+    outcomes, expected = loop([called[tid] for tid in sorted(called)])
+    assert list(map(repr, outcomes)) == [repr(outcome(replies[tid])) for tid in sorted(called)]
+    assert sorted(map(repr, state.items())) == sorted(map(repr, expected.items()))

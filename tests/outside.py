@@ -1,0 +1,144 @@
+"""An engine, or a coordinator and its workers, with an outside world under a test's hand: time, and what external calls
+give. What was logged is run again by the oracle, row by row."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from headrace import App, Config, Reply
+from headrace.core.coordinator import Coordinator
+from headrace.core.deferred import Perform, Responded
+from headrace.core.engine import Answer, Engine, Found, Read, Submit
+from headrace.core.epoch import Epoch
+from headrace.core.ingress import Admission
+from headrace.runtime.client import Replies
+from headrace.runtime.fleet import Fleet
+from headrace.sim.oracle import Oracle
+from tests.cluster import exactly
+
+SECOND = 1_000_000
+
+
+def response(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | None]:
+    """What the outside world gives, and always the same to the same call."""
+    drawn = zlib.crc32(repr((call, name, args)).encode())
+    return (None, f"{name} is closed") if drawn % 4 == 0 else ([name, drawn % 1_000], None)
+
+
+class World(Fleet):
+    """With 0 workers an engine. Submissions get the tokens 0, 1, 2 and so on; `replies[token]` are those that left."""
+
+    def __init__(self, app: App, workers: int = 0, mode: str = "auto", seed: int = 0, **config: int) -> None:
+        self.app, self.config, self.rng = app, Config(**config), random.Random(seed)
+        self.choose = self.rng.choice
+        self.core: Any = Coordinator(app, self.config, workers, mode, seed=7) if workers else None
+        self.core = self.core or Engine(app, self.config, seed=7)
+        self.coordinator = self.core
+        self.workers, self.links, self.timers = {}, {}, {}
+        self.now_us, self.effects = 0, []
+        self.messages = self.bytes = 0
+        self.program = self.core.program
+        self.admission = Admission(self.program)
+        self.submitted = 0
+        self.performs: list[Perform] = []  # under way
+        self.performed: list[Perform] = []
+        self.replies: dict[int, list[Reply]] = {}
+        self.found: dict[Any, Any] = {}
+        self.epochs: list[Epoch] = []
+        self._watch()
+        self._apply(0, self.core.start(0))
+
+    def _watch(self) -> None:
+        close = self.core.sequencing.close
+
+        def closing(now_us: int) -> Epoch:
+            self.epochs.append(close(now_us))
+            return self.epochs[-1]
+
+        self.core.sequencing.close = closing
+
+    def send(self, calls: Sequence[Any]) -> int:
+        token, self.submitted = self.submitted, self.submitted + 1
+        self.submit(Submit([(token, self.admission.admit(f"batch{token}", calls))]))
+        return token
+
+    def run(self, *calls: Any) -> list[Reply]:
+        token = self.send(calls)
+        self.settle()
+        return self.replies[token]
+
+    def call(self, *call: Any) -> Any:
+        return self.run(call)[0].unwrap()
+
+    def state(self) -> dict[Any, Any]:
+        """All entities: (operator, key) -> state."""
+        self.submit(Read("state"))
+        self.happen()
+        return self.found
+
+    # --- what happens ---
+
+    def deliver(self) -> bool:
+        if self.performs and (self.rng.random() < 0.2 or not super().deliver()):
+            perform = self.performs.pop(self.rng.randrange(len(self.performs)))
+            self.performed.append(perform)
+            self.submit(Responded(perform.call, *response(*perform)))
+            return True
+        return super().deliver()
+
+    def happen(self) -> None:
+        """All that can, while the clock stands still."""
+        while self.deliver():
+            pass
+
+    def until(self, at_us: int) -> None:
+        """Let time pass."""
+        while True:
+            self.happen()
+            due = [due_us for due_us in self.timers.values() if due_us <= at_us]
+            if not due:
+                break
+            self.now_us = max(self.now_us, min(due))
+        self.now_us = max(self.now_us, at_us)
+
+    def _apply(self, node: int, effects: list[Any]) -> None:
+        super()._apply(node, effects)
+        for effect in self.effects:
+            if isinstance(effect, Answer):
+                assert effect.token not in self.replies, f"submission {effect.token} was answered twice"
+                self.replies[effect.token] = list(Replies(effect.answers, self.program.values.unseal))
+            elif isinstance(effect, Found):
+                unseal = self.program.values.unseal
+                self.found = {(name, key): unseal(value) for name, key, value in effect.entities}
+            elif isinstance(effect, Perform):
+                assert effect not in self.performs, f"{effect} is made twice at the same time"
+                self.performs.append(effect)
+            else:
+                raise AssertionError(f"nobody carries out {effect!r}")
+        self.effects.clear()
+
+    # --- the reference ---
+
+    def check(self) -> Oracle:
+        """Every row of the log, and the state, are what a loop over the log gives."""
+        unseal, decode = self.program.values.unseal, self.program.values.decode
+        oracle = Oracle(self.program.values, app=self.app, seed=7, respond=response)
+        for epoch in self.epochs:
+            oracle.now_us = epoch.closed_us
+            for row, entry in enumerate(epoch.entries):
+                args = decode(epoch.args[row][0]) if entry.sealed is entry else epoch.args[row]
+                oracle.tid = epoch.tids[row] - 1
+                expected = oracle.transact(entry.function, epoch.keys[row], *args)
+                failure = epoch.failures.get(row)
+                ran: tuple[Any, ...] = ("ok", unseal(epoch.results[row]))
+                if failure is not None:
+                    ran = ("aborted", failure.type, failure.message, failure.function, failure.key)
+                assert repr(ran) == repr(expected), f"TID {epoch.tids[row]}, {entry.name} of {epoch.keys[row]!r}"
+        assert exactly(self.state()) == exactly(oracle.state)
+        for worker in self.workers.values():
+            left = (worker.progress, worker.ordered.parts, worker.early, worker.ordered.aborted)
+            assert not any(left), "an epoch was left behind"
+        return oracle
