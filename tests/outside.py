@@ -82,12 +82,12 @@ class World(Fleet):
     # --- what happens ---
 
     def deliver(self) -> bool:
-        if self.performs and (self.rng.random() < 0.2 or not super().deliver()):
-            perform = self.performs.pop(self.rng.randrange(len(self.performs)))
-            self.performed.append(perform)
-            self.submit(Responded(perform.call, *response(*perform)))
-            return True
-        return super().deliver()
+        if not self.performs or (self.rng.random() < 0.8 and super().deliver()):
+            return bool(self.performs) or super().deliver()
+        perform = self.performs.pop(self.rng.randrange(len(self.performs)))
+        self.performed.append(perform)
+        self.submit(Responded(perform.call, *response(*perform)))
+        return True
 
     def happen(self) -> None:
         """All that can, while the clock stands still."""

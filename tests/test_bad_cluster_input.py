@@ -418,7 +418,7 @@ def made(tid: int, function: int = 0) -> Made:
 
 OF_ANOTHER_TIME: dict[str, tuple[int, int, Any]] = {
     "a call of an epoch that is over": (2, 1, Traffic(1, [made(1)])),
-    "a call of a lone one that is over": (2, 1, Traffic(1, [made(1)], 1, (1, 2))),
+    "a call of a lone one that is over": (2, 1, Traffic(1, [made(1)], 1, (1, 2, 0))),
     "an abort in an epoch that is over": (2, 1, Traffic(1, [Aborted(1)])),
     "the end of an epoch that is over": (0, 1, Final(1)),
     "the end of an epoch that never was": (0, 1, Final(99)),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples import bank, hotel_flight, shopping_cart
+from examples import bank, hotel_flight, shopping_cart, subscriptions
 from headrace import Aborted, Runtime
 from headrace.errors import RequestIdReused
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES = {"bank": bank, "shopping_cart": shopping_cart, "hotel_flight": hotel_flight}
+EXAMPLES = {
+    "bank": bank,
+    "shopping_cart": shopping_cart,
+    "hotel_flight": hotel_flight,
+    "subscriptions": subscriptions,
+}
 
 
 def snapshot(runtime: Runtime) -> dict[str, dict[Any, Any]]:
@@ -59,6 +65,16 @@ def test_the_travel_agency_tells_who_got_a_trip(capsys: pytest.CaptureFixture[st
     told = capsys.readouterr().out
     assert "guest-4 wants Inn and HR2: aborted: HR2 is full" in told
     assert "guest-4 tries again: ('Inn', 'HR2')" in told
+
+
+def test_the_subscriptions_tell_what_is_there_after_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    subscriptions.main()
+    told = capsys.readouterr().out
+    assert "asked again, the answer is the same: True" in told
+    assert told.count("ann: pro, active, payment of 1500, mail to ann") == 2
+    assert "cookie-1 is the session of ann" in told
+    assert "cookie-1 is the session of None" in told
+    assert "the provider was asked 3 times, because an answer got lost; payments: 1" in told
 
 
 # --- bank -------------------------------------------------------------------------------------------------------------
@@ -268,3 +284,119 @@ def test_places_left_and_trips_always_add_up_to_the_capacity(calls: list[tuple[A
     by_hotel, by_flight = Counter(name for name, _ in booked), Counter(name for _, name in booked)
     assert all(left >= 0 and left + by_hotel[name] == 2 for name, left in rooms.items())
     assert all(left >= 0 and left + by_flight[name] == 3 for name, left in seats.items())
+
+
+# --- subscriptions ----------------------------------------------------------------------------------------------------
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+class Subscriptions:
+    """The app with a store, and a clock that stands still until it is told."""
+
+    def __init__(self, store: Path) -> None:
+        self.store, self.now = store, NOON
+        self.outside = subscriptions.outside
+        self.outside.forget()
+        self.runtime = self.start()
+
+    def start(self) -> Runtime:
+        return Runtime(subscriptions.app, clock=lambda: int(self.now.timestamp() * 1e6), store=self.store)
+
+    def restart(self, later: timedelta = timedelta(0)) -> None:
+        self.runtime.close()
+        self.now += later
+        self.runtime = self.start()
+
+    def call(self, *call: Any) -> Any:
+        return self.runtime.client.call(*call)
+
+    def of(self, name: str) -> subscriptions.Subscription:
+        found = self.runtime.get("subscription", name)
+        assert isinstance(found, subscriptions.Subscription)
+        return found
+
+    def wait_for(self, name: str, **fields: Any) -> None:
+        """Until the subscription has these fields. (Asking lets the runtime look at its clock.)"""
+        subscriptions.wait_until(lambda: all(getattr(self.of(name), field) == fields[field] for field in fields))
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Iterator[Subscriptions]:
+    trials = Subscriptions(tmp_path)
+    yield trials
+    trials.runtime.close()
+
+
+def test_a_trial_ends_with_one_payment_and_one_receipt_also_over_restarts(trials: Subscriptions) -> None:
+    assert trials.call(subscriptions.begin, "ann", "pro", "good") == "2026-01-15"
+    trials.restart(subscriptions.TRIAL - timedelta(seconds=1))
+    assert trials.of("ann").status == "trial"
+    assert not trials.outside.asked
+    trials.now += timedelta(seconds=1)
+    trials.wait_for("ann", status="active", receipt="mail to ann", timer=None)
+    trials.restart(timedelta(days=30))
+    assert trials.of("ann").receipt == "mail to ann"
+    assert list(trials.outside.payments.values()) == ["payment of 1500"]
+    assert list(trials.outside.mails.values()) == [("ann", "payment of 1500: thank you for pro")]
+
+
+def test_a_trial_that_was_cancelled_is_never_paid(trials: Subscriptions) -> None:
+    for name in ("ann", "bo"):
+        trials.call(subscriptions.begin, name, "basic", "good")
+    trials.call(subscriptions.cancel, "bo")
+    trials.restart(timedelta(days=15))
+    trials.wait_for("ann", status="active")
+    assert trials.of("bo").status == "cancelled"
+    assert len(trials.outside.payments) == 1
+
+
+def test_a_payment_whose_answer_got_lost_is_made_once(trials: Subscriptions) -> None:
+    trials.call(subscriptions.begin, "ann", "pro", "good")
+    trials.outside.bad_calls = 2
+    trials.now += timedelta(days=15)
+    trials.wait_for("ann", status="active")
+    assert list(trials.outside.asked.values()) == [3]
+    assert len(trials.outside.payments) == 1
+
+
+def test_a_provider_that_is_not_there_is_asked_again_hours_later(trials: Subscriptions) -> None:
+    trials.call(subscriptions.begin, "ann", "pro", "good")
+    first = trials.of("ann").timer
+    trials.outside.bad_calls = 3
+    trials.now += timedelta(days=15)
+    subscriptions.wait_until(lambda: trials.of("ann").timer != first)
+    assert trials.of("ann").status == "trial"
+    trials.restart(subscriptions.TRY_AGAIN)
+    trials.wait_for("ann", status="active")
+
+
+def test_a_declined_card_leaves_it_unpaid_and_sends_no_mail(trials: Subscriptions) -> None:
+    trials.call(subscriptions.begin, "cleo", "basic", "stolen")
+    trials.now += timedelta(days=15)
+    trials.wait_for("cleo", status="unpaid", payment=None)
+    assert not trials.outside.mails
+    assert trials.runtime.get("books", "all", subscriptions.Books()).active == 0
+
+
+def test_the_books_are_closed_once_a_night_and_once_for_all_nights_that_were_missed(trials: Subscriptions) -> None:
+    trials.call(subscriptions.count, "all", 1)
+
+    def nights() -> list[tuple[date, int]]:
+        found: list[tuple[date, int]] = trials.runtime.get("books", "all").nights
+        return found
+
+    for day in (1, 2, 9):
+        trials.restart(NOON + timedelta(days=day) - trials.now)
+        subscriptions.wait_until(lambda day=day: nights()[-1:] == [((NOON + timedelta(days=day)).date(), 1)])  # type: ignore[misc]
+    assert [night.day for night, _ in nights()] == [2, 3, 10]
+
+
+def test_a_session_ends_half_an_hour_after_the_last_visit(trials: Subscriptions) -> None:
+    trials.call(subscriptions.log_in, "cookie", "ann")
+    for _ in range(3):
+        trials.now += timedelta(minutes=29)
+        assert trials.call(subscriptions.visit, "cookie") == "ann"
+    trials.restart(timedelta(minutes=30))
+    assert trials.call(subscriptions.visit, "cookie") is None
+    subscriptions.wait_until(lambda: not trials.runtime.state("session"))

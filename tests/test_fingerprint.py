@@ -217,6 +217,31 @@ def test_the_name_of_the_module_does_not_count(app_of: Callable[..., App], tmp_p
     assert ran.stdout.strip() == app.digest
 
 
+def test_an_app_is_the_same_imported_and_run_as_a_module(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "common.py").write_text("def double(x): return 2 * x\nRATES = [1, 2]\n")
+    (tmp_path / "shop" / "helpers.py").write_text("from common import double\ndef more(x): return double(x) + 1\n")
+    (tmp_path / "shop" / "app.py").write_text(
+        "from headrace import App\nfrom headrace.model.fingerprint import fingerprint\n"
+        "from common import RATES, double\nfrom shop.helpers import more\n"
+        "app = App('shop')\nop = app.operator('op')\n"
+        "@op.register\ndef act(ctx, x: int) -> int:\n    return double(x) + more(x) + RATES[0]\n"
+        "print(fingerprint(app).digest)\n"
+    )
+    said = {
+        subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for words in (["-m", "shop.app"], ["-c", "import shop.app"])
+    }
+    assert len(said) == 1
+
+
 def test_an_app_that_is_made_in_a_function_has_a_fingerprint_of_its_own() -> None:
     def make(step: int, seen: list[int]) -> App:
         app = App("inner")
@@ -423,3 +448,8 @@ def test_a_schedule_is_a_part_of_it() -> None:
     assert base.differences(made(("*/5 * * * *", 2))) == ["schedule s0 changed"]
     assert base.differences(made()) == ["schedule s0 is gone"]
     assert needs_migration(base, made()) == []
+
+
+def test_a_time_to_live_is_a_part_of_it(changed: Callable[..., list[str]]) -> None:
+    found = changed(('app.operator("counter", ', 'app.operator("counter", ttl=60, '))
+    assert found == ["operator counter: ttl is 60000000 us, it was not declared"]

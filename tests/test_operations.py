@@ -72,10 +72,7 @@ def crash(runtime: Runtime) -> None:
     keeper = runtime._keeper
     assert keeper is not None
     epochs, folder = runtime.metrics()["epochs"], Path(keeper.desk.opened.store.url)
-    until_s = time.monotonic() + 30
-    while bounds(DirectoryStore(folder), "replies")[1] < epochs:
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
+    eventually(lambda: bounds(DirectoryStore(folder), "replies")[1] >= epochs)
     copy = Path(tempfile.mkdtemp(dir=folder.parent)) / "copy"
     shutil.copytree(folder, copy)
     runtime.close()
@@ -111,6 +108,9 @@ def test_the_log_is_shown_record_by_record(headrace: Callable[..., Said], store:
     code, said, _ = headrace("log", "show", "--store", store, "--first", 3, "--last", 4)
     assert (code, len(said.splitlines())) == (0, 2)
     assert "account.deposit" in said
+    code, _, complaints = headrace("log", "show", "--store", store, "--first", 1000)
+    assert code == 2
+    assert "there is no record 1000" in complaints
 
 
 def test_the_replies_are_shown_with_what_was_answered(headrace: Callable[..., Said], store: Path) -> None:
@@ -281,6 +281,64 @@ def test_a_function_whose_results_differ_from_what_was_answered_is_named(
     (found,) = json.loads(said)["differences"]
     assert (code, found["function"], found["tid"], found["count"], found["was"]) == (1, "thing.count", 2, 3, "0")
     assert "thing.count of 'x' (TID 2" in headrace("verify", target, "--store", tmp_path / "store")[1]
+
+
+OUTSIDE = """
+    import itertools
+    from headrace import App
+    app = App("outside")
+    thing = app.operator("thing")
+    numbers = itertools.count(100)
+    app.external("ask", lambda key, word: [word, next(numbers)])
+
+    @thing.register
+    def draw(ctx) -> list:
+        ctx.put([ctx.random.random(), ctx.now.isoformat(), str(ctx.uuid())])
+        return ctx.get()
+
+    @thing.register
+    async def ask(ctx, word: str) -> list:
+        ctx.put(await ctx.call_external("ask", word))
+        return ctx.get()
+
+    @thing.register
+    def later(ctx) -> str:
+        return ctx.call_later(0.001, draw, f"{ctx.key} later")
+"""
+
+
+def test_what_comes_from_chance_time_and_outside_is_the_same_in_a_replay(
+    headrace: Callable[..., Said], app_of: Callable[[str], tuple[str, App]], tmp_path: Path
+) -> None:
+    target, app = app_of(OUTSIDE)
+    runtime = Runtime(app, store=tmp_path / "store")
+    for n in range(5):
+        runtime.client.call("thing.draw", f"draw {n}")
+        runtime.client.call("thing.ask", f"ask {n}", "word")
+        runtime.client.call("thing.later", f"later {n}")
+        eventually(lambda n=n: f"later {n} later" in runtime.state("thing"))
+    there = runtime.state("thing")
+    crash(runtime)
+    code, said, _ = headrace("verify", target, "--store", tmp_path / "store", "--first", 1, "--twice", "--json")
+    found = json.loads(said)
+    assert (code, found["differences"]) == (0, [])
+    assert found["compared_with_replies"] == found["compared_with_a_second_replay"] == found["epochs"][1] >= 20
+    _, said, _ = headrace("state", "scan", "thing", "--store", tmp_path / "store", "--app", target, "--json")
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert {row["key"]: row["state"] for row in rows} == there
+    assert len(rows) == 15
+    code, _, _ = headrace("restore", target, "--store", tmp_path / "store", "--epoch", 9, "--into", tmp_path / "new")
+    assert code == 0
+    with Runtime(app, store=tmp_path / "new") as runtime:
+        assert runtime.get("thing", "ask 0") == there["ask 0"]
+        assert runtime.get("thing", "ask 4") is None
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
 
 
 def test_where_no_replies_are_kept_two_replays_are_compared(

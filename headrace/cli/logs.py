@@ -12,13 +12,13 @@ from rich.console import Console
 
 from headrace.core.journal import Decree, Intent, Response, Retired
 from headrace.durability.columns import keys_from_arrow, sealed_from_arrow
-from headrace.durability.log import read_log
+from headrace.durability.log import bounds, read_log
 from headrace.durability.mending import Report, examine
 from headrace.durability.migration import LooseValues
 from headrace.durability.past import Past
 from headrace.durability.records import BatchHeader, Columns, EpochHeader, RepliesHeader, Rows, unpack
 from headrace.durability.repairs import repair_store
-from headrace.errors import HeadraceError
+from headrace.errors import BadRequest, HeadraceError
 
 LOG, REPLIES = "log", "replies"
 to_json = msgspec.json.Encoder(enc_hook=repr).encode
@@ -47,6 +47,9 @@ def show_log(store: str, first: int | None, last: int | None, calls: bool, repli
 
 
 def rows_of(past: Past, name: str, first: int | None, last: int | None, calls: bool) -> Iterator[dict[str, Any]]:
+    end = bounds(past.store, name)[1]
+    if first is not None and first > end:
+        raise BadRequest(f"{past.store.url}/{name} ends with record {end}: there is no record {first}")
     for record in read_log(past.store, name, first):
         if last is not None and record.number > last:
             return

@@ -51,7 +51,7 @@ def show_snapshot(store: str, epoch: int | None, as_json: bool) -> None:
     if loaded is None:
         raise BadRequest(f"{past.store.url} has no snapshot yet: `headrace snapshot now` makes one of a running app")
     manifest = loaded.manifest
-    layers = [
+    layers: list[dict[str, Any]] = [
         {
             "epoch": layer.epoch,
             "rows": sum(stored.rows for stored in layer.objects),

@@ -154,7 +154,8 @@ class Deferred:
             return []
         ready = [key for position, key in self.unsent if is_durable(position)]
         self.unsent = [(position, key) for position, key in self.unsent if not is_durable(position)]
-        return [self.sends[key] for key in dict.fromkeys(ready) if key in self.sends and key not in self.spent]
+        done = self.fired | self.spent.keys()  # the log has a row with the response
+        return [self.sends[key] for key in dict.fromkeys(ready) if key in self.sends and key not in done]
 
     def due(self, now_us: int) -> Batch | None:
         """The rows to log now."""

@@ -169,12 +169,15 @@ class Engine:
         self.backlog.append(event)
 
     def _after(self, now_us: int, effects: list[Any]) -> list[Any]:
-        if self.journal.wants_snapshot(now_us, self._last_number()):
+        is_between = self.answered is None  # no epoch has begun and waits for the outside world
+        if is_between and self.journal.wants_snapshot(now_us, self._last_number()):
             self._take_snapshot(now_us, self.program.take_written())
         self._answer(effects)
         self.ledger.forget(now_us)
         effects += self._performs()
-        due = [self.journal.next_due_us(self._last_number()), self.deferred.next_due_us(now_us)]
+        due = [self.deferred.next_due_us(now_us)]
+        if is_between:
+            due.append(self.journal.next_due_us(self._last_number()))
         if self.backlog and self.asking is None:
             due.append(now_us)
         if len(self.sequencing.open):

@@ -75,10 +75,12 @@ class Sequencing:
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
         epoch.args += batch.args[start:stop]
-        if isinstance(batch.ids, str):
-            epoch.pieces.append(Piece(batch.ids, start, stop - start, batch.position))
+        if batch.source is not None:
+            epoch.pieces.append(Piece("", start, stop - start, batch.position))
+        elif isinstance(batch.ids, str):
+            epoch.pieces.append(Piece(batch.ids, start, stop - start))
         else:
-            epoch.pieces.append(Piece(batch.ids[start:stop], 0, stop - start, batch.position, batch.is_own))
+            epoch.pieces.append(Piece(batch.ids[start:stop], 0, stop - start, 0, batch.is_own))
         return stop - start
 
     def is_full(self) -> bool:

@@ -15,6 +15,7 @@ Never here: clocks, sockets, who is alive.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -84,6 +85,7 @@ class Progress:
         self.later: list[tuple[Any, Any]] = []  # and what changed of what is to happen later
         self.alone: RunAlone | None = None
         self.needs: list[Need] = []  # of what ran alone
+        self.epoch: Epoch | None = None  # in the serial mode, while it waits for the response to an external call
         self.missing_lenders: set[int] = set()
         self.lent_early: list[tuple[int, Any]] = []  # before the own `Alone` came
 
@@ -103,6 +105,7 @@ class Worker:
         self.final_epoch = 0  # of this term
         self.is_ready = False
         self.progress: dict[int, Progress] = {}
+        self.held: deque[Run] = deque()  # behind one that waits
         self.early: dict[int, list[tuple[int, Traffic]]] = {}
 
     @property
@@ -136,7 +139,7 @@ class Worker:
         self.limits = None
         self._run_by(Program(self.app, self.config, self.like))
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
-        self.progress, self.early = {}, {}
+        self.progress, self.early, self.held = {}, {}, deque()
 
     def _run_by(self, program: Program) -> None:
         self.program, self.serial, self.ordered = program, SerialExecutor(program), OrderedExecutor(program, self.me)
@@ -185,6 +188,9 @@ class Worker:
                     self._take_traffic(source, traffic)
 
     def _take_run(self, run: Run) -> None:
+        if self.held or any(progress.epoch is not None for progress in self.progress.values()):
+            self.held.append(run)
+            return
         if run.limits != self.limits:
             self._run_under(run.limits)
         if run.mode != self.mode:
@@ -217,9 +223,16 @@ class Worker:
         for tid in run.poisoned:
             at = epoch.tids.index(tid)
             epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
-        self.serial.run(epoch)
-        progress.result = (epoch.results, {epoch.tids[at]: failure for at, failure in epoch.failures.items()})
-        progress.later = self.program.take_later()
+        self._go_on_serially(epoch, progress)
+
+    def _go_on_serially(self, epoch: Epoch, progress: Progress) -> None:
+        """From where it stopped, to the end or to an external call whose response is not known."""
+        need = self.serial.run(epoch, len(epoch.results))
+        progress.epoch, progress.needs = (None, []) if need is None else (epoch, [need])
+        missing = len(epoch) - len(epoch.results)
+        failures = {epoch.tids[at]: failure for at, failure in epoch.failures.items()}
+        progress.result = ([*epoch.results, *[None] * missing] if missing else epoch.results, failures)
+        progress.later = self.program.take_later() if need is None else []
 
     def _gather(self, run: Run, progress: Progress) -> Part:
         """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
@@ -370,6 +383,7 @@ class Worker:
         suspects: list[int] = []
         if progress.result is not None:
             results, failures = progress.result
+            suspects = [need.tid for need in progress.needs]
         else:
             part = self.ordered.parts[number]
             suspects = sorted(part.suspects)
@@ -418,6 +432,17 @@ class Worker:
     # --- transactions that run alone ----------------------------------------------------------------------------------
 
     def _take_alone(self, alone: Alone) -> None:
+        waiting = self.progress[alone.epoch].epoch if alone.epoch in self.progress else None
+        if waiting is not None:
+            progress = self.progress[alone.epoch]
+            progress.received[COORDINATOR] += 1
+            progress.is_reported = False
+            waiting.responses.update({(alone.tid, response.call): response for response in alone.responses})
+            self._go_on_serially(waiting, progress)
+            held, self.held = self.held, deque()
+            for run in held:
+                self._take_run(run)
+            return
         if alone.epoch not in self.ordered.parts or alone.tid not in self.ordered.parts[alone.epoch].tids:
             raise BadMessage(f"TID {alone.tid} of epoch {alone.epoch} is to run alone, and is not under way here")
         progress, part, tid = self.progress[alone.epoch], self.ordered.parts[alone.epoch], alone.tid

@@ -95,8 +95,11 @@ class Desk:
 
     def _oldest(self) -> int:
         """The epoch of the oldest snapshot that is to be kept."""
-        complete = {manifest.epoch for manifest in self.opened.snapshots.manifests() if manifest.is_complete}
-        return sorted(complete)[-self.opened.config.snapshots_kept :][0]
+        complete = sorted({each.epoch for each in self.opened.snapshots.manifests() if each.is_complete})
+        if not complete:  # a successor has deleted them all
+            self.opened.log.check()
+            return 0
+        return complete[-self.opened.config.snapshots_kept :][0]
 
     def compact(self) -> None:
         """Housekeeping may fail: it is done the next time."""

@@ -35,7 +35,7 @@ from headrace.durability.frames import (
     encode_frame,
     seed_of,
 )
-from headrace.durability.mending import Report, examine, repair
+from headrace.durability.mending import Report, cut, examine, repair
 from headrace.durability.store import Store
 from headrace.durability.takeover import End, announce, begin_segment, find_end, highest_term, marker
 from headrace.errors import Fenced, HeadraceError, ObjectMissing, StoreError, StoreFull, TooLarge
@@ -46,6 +46,7 @@ __all__ = [
     "Record",
     "Report",
     "bounds",
+    "cut",
     "examine",
     "highest_term",
     "read_log",
@@ -166,21 +167,22 @@ class Log:
         self.check()
         chain = self._chain
         below = max(min(below, self.last + 1), chain.kept)
-        stray = [ref for ref in (*chain.orphans, *chain.torn) if ref.first < below and ref.term < self.term]
-        count = sum(ref.first <= below for ref in chain.refs[1:])
-        names = [f"{self.name}/{ref.name}" for ref in (*stray, *chain.refs[:count])]
-        if below > chain.kept and names:
+        strays = [ref for ref in (*chain.orphans, *chain.torn) if ref.first < below and ref.term < self.term]
+        retired = [ref for ref, following in zip(chain.refs, chain.refs[1:], strict=False) if following.first <= below]
+        if below > chain.kept and (strays or retired):
             # First say it: or a file that is missing could be taken for retired, and one that comes back for sound.
             with suppress(StoreFull):  # deleting is what makes room
                 self.store.create(retired_mark(self.name, below), b"")
             self._chain = chain._replace(kept=below)
             if chain.kept:
                 self.store.delete(retired_mark(self.name, chain.kept))
-        del chain.refs[:count]
-        for kind in (chain.orphans, chain.torn):
-            kind[:] = [ref for ref in kind if ref not in stray]
-        for name in names:
-            self.store.delete(name)
+        names = []
+        for ref in (*strays, *retired):
+            names.append(f"{self.name}/{ref.name}")
+            self.store.delete(names[-1])  # if this fails, the next call tries again
+            for kind in (chain.refs, chain.orphans, chain.torn):
+                if ref in kind:
+                    kind.remove(ref)
         return names
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from headrace.durability.log import Log
 from headrace.durability.migration import migrate
 from headrace.durability.records import Records
 from headrace.durability.snapshots import Snapshots
-from headrace.durability.store import Store, open_store
+from headrace.durability.store import DirectoryStore, Store, open_store
 from headrace.errors import AppChanged, Fenced, LogBroken, ObjectMissing
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, fingerprint
@@ -31,17 +31,25 @@ class Opened:
     """A store that was taken over, or begun, for one engine."""
 
     def __init__(self, where: str | Path | Store, app: App, config: Config, print: Fingerprint | None = None) -> None:
+        self.is_mine = isinstance(where, str | Path)  # and closed with this
         self.store = open_store(where) if isinstance(where, str | Path) else where
         self.app, self.config = app, config
         self.print = print or fingerprint(app)
         self.fingerprint = self.print.digest
         self.marks: list[tuple[int, int]] = []  # a record of the replies, and the time up to which they reach
         self.records: Records
-        self.identity = identity_of(self.store) or found(self.store, app, config)
-        check_identity(self.store, self.identity, app, config)
-        self.snapshots = snapshots_of(self.store, self.identity, app)
+        try:
+            self._take_over()
+        except BaseException:
+            self.close_store()
+            raise
+
+    def _take_over(self) -> None:
+        self.identity = identity_of(self.store) or found(self.store, self.app, self.config)
+        check_identity(self.store, self.identity, self.app, self.config)
+        self.snapshots = snapshots_of(self.store, self.identity, self.app)
         self.store.create(f"apps/{self.fingerprint}.json", with_checksum(self.print.plain()))
-        size = config.segment_bytes_max
+        size = self.config.segment_bytes_max
         self.log = Log.take_over(self.store, "log", segment_bytes=size)
         self.replies = self._take_replies(size)
 
@@ -72,7 +80,11 @@ class Opened:
     def restore(self, engine: Engine) -> None:
         """To be called once, before the engine's first step."""
         self.records = Records(engine.program, self.fingerprint)
-        restore(engine, self.left())
+        try:
+            restore(engine, self.left())
+        except BaseException:
+            self.close_store()
+            raise
 
     def left(self) -> Left:
         loaded = self.snapshots.load()
@@ -137,8 +149,13 @@ class Opened:
             if first <= number - self.epoch0 and number < oldest:
                 record = next(iter(self.replies.read(number - self.epoch0)))
                 found.append(self.records.decode_replies(record.data))
-        if max(oldest - self.epoch0, first) <= last:
-            for record in self.replies.read(max(oldest - self.epoch0, first)):
+        if first > oldest - self.epoch0:
+            raise LogBroken(
+                f"{self.store.url}: replies of epochs {oldest} to {first + self.epoch0 - 1} are missing, and requests "
+                "that were answered by them could be run again. Bring replies/ back from a backup"
+            )
+        if oldest - self.epoch0 <= last:
+            for record in self.replies.read(oldest - self.epoch0):
                 found.append(self.records.decode_replies(record.data))
         return found
 
@@ -160,6 +177,11 @@ class Opened:
         """Nothing more is written."""
         self.log.close()
         self.replies.close()
+        self.close_store()
+
+    def close_store(self) -> None:
+        if self.is_mine and isinstance(self.store, DirectoryStore):
+            self.store.close()
 
 
 def snapshots_of(store: Store, identity: dict[str, Any], app: App) -> Snapshots:

@@ -315,6 +315,8 @@ class Snapshots:
         being_written = set(self._unnamed)  # in this order: what is named from now on, the manifests say
         manifests = self.manifests()
         kept = [keep, *(each for each in manifests if each.is_complete and each.place > keep.place)]
+        if self._last is not None:  # the next one builds upon it, even if a newer one is there whose answer got lost
+            kept.append(self._last)
         needed = {stored.name for each in kept for stored in each.body.objects()} | being_written
         names = [each.name for each in manifests if each.place < keep.place]
         for name in objects:

@@ -94,6 +94,12 @@ def begin_segment(store: Store, folder: str, term: int, end: End, is_whole: bool
         frames.append(encode_frame(seed, size, RECORD, frame.number, frame.term, end.last, frame.data))
         size += len(frames[-1])
     header = Header(first, term, size, end.ref.name if end.ref else "", end.end, end.last)
-    if not store.create(f"{folder}/{ref.name}", b"".join((encode_header(seed, header), *frames))):
+    data = b"".join((encode_header(seed, header), *frames))
+    if not store.create(f"{folder}/{ref.name}", data) and not _is_ours(store, f"{folder}/{ref.name}", data):
         raise Fenced(f"{store.url}/{folder}/{ref.name} is there already: another coordinator has term {term}")
     return ref, size
+
+
+def _is_ours(store: Store, file: str, data: bytes) -> bool:
+    """A create that was sent again, as its answer was lost, finds its own object. Nobody else has our term."""
+    return any(store.get(file) == data for _ in range(2))

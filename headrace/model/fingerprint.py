@@ -171,13 +171,12 @@ def of_schedule(schedule: Schedule) -> str:
 def of_operator(operator: Operator, survey: Survey) -> OperatorPrint:
     held: dict[type, None] = {}
     collect(operator.state, held)
-    ttl = getattr(operator, "ttl_us", None)
     return OperatorPrint(
         state="" if operator.state is None else type_text(operator.state),
         holds=[MAY_HOLD_ALL] if operator.state is None else sorted(record.__qualname__ for record in held),
         combine="" if operator.combine is None else digest_of(survey.value(operator.combine)),
         partition_by="" if operator.partition_by is None else digest_of(survey.value(operator.partition_by)),
-        ttl="" if ttl is None else f"{ttl} us",
+        ttl="" if operator.ttl_us is None else f"{operator.ttl_us} us",
     )
 
 

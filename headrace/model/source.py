@@ -49,7 +49,10 @@ class Home:
         self.packages: set[str] = set()
         self.folders: set[str] = set()
         for function in app.functions:
-            self._add(function.body.__module__, function.body.__globals__.get("__file__"))
+            scope = function.body.__globals__
+            spec = scope.get("__spec__")  # of python -m package.module, it has the name that others import it by
+            self.packages.add(package_of(function.body.__module__))
+            self._add(function.body.__module__ if spec is None else spec.name, scope.get("__file__"))
 
     def _add(self, module: str, file: Any) -> None:
         self.packages.add(package_of(module))

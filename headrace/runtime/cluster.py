@@ -26,6 +26,7 @@ from headrace.core.coordinator import Coordinator, Lost, Overran, Rescale, Resca
 from headrace.core.engine import Submit
 from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
 from headrace.model.app import App
+from headrace.model.fingerprint import fingerprint
 from headrace.runtime import loading
 from headrace.runtime.clock import Clock
 from headrace.runtime.driver import Driver, open_store
@@ -71,6 +72,7 @@ class Cluster(Driver):
         config = config or Config()
         self.target = loading.parse(app) if isinstance(app, str) else loading.target_of(app)
         app = loading.load(self.target) if isinstance(app, str) else app
+        self._fingerprint = fingerprint(app).digest
         opened = open_store(store, app, config)
         core = Coordinator(
             app,
@@ -230,6 +232,7 @@ class Cluster(Driver):
             number=number,
             target=self.target,
             functions=[function.full_name for function in self.app.functions],
+            fingerprint=self._fingerprint,
             config=dataclasses.asdict(self.config),
             path=sys.path,
             public_key=keys.public,

@@ -47,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     number: int
     target: Target
     functions: list[str]  # of the app, in order: the worker's must be the same
+    fingerprint: str  # of its code, likewise
     config: dict[str, int]
     path: list[str]  # where Python looks for modules
     public_key: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import threading
 import urllib.parse
@@ -91,17 +90,24 @@ class RemoteClient(Client):
         request ids see to it that nothing runs twice."""
         kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if kept is not None:
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
+            try:
                 return self._try_post(kept, message)
+            except (ConnectionError, http.client.HTTPException):
+                kept.close()
+            except OSError as error:  # it waited long enough
+                raise self._unreachable(kept, error) from None
         connection = self._local.connection = http.client.HTTPConnection(
             self._host, self._port, timeout=self._timeout_s
         )
         try:
             return self._try_post(connection, message)
         except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            self._local.connection = None
-            raise Unreachable(f"no answer from {self._url}: {error or type(error).__name__}") from None
+            raise self._unreachable(connection, error) from None
+
+    def _unreachable(self, connection: http.client.HTTPConnection, error: Exception) -> Unreachable:
+        connection.close()
+        self._local.connection = None
+        return Unreachable(f"no answer from {self._url}: {error or type(error).__name__}")
 
     def _try_post(self, connection: http.client.HTTPConnection, message: bytes) -> bytes:
         connection.request("POST", "/v1/calls", message, {"Content-Type": "application/msgpack"})

@@ -24,6 +24,7 @@ from headrace.config import Config
 from headrace.core.channel import Received, Send, SetTimer, Tick
 from headrace.core.worker import Worker
 from headrace.errors import BadMessage, HeadraceError, ModelError
+from headrace.model.fingerprint import fingerprint
 from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.line import Beat, Failed, Job, Line, Peers, Ready, Relax
 from headrace.runtime.loading import load
@@ -108,6 +109,11 @@ class Node:
             raise ModelError(
                 f"{job.target} has other functions in a worker than where the cluster was started ({functions} and "
                 f"{job.functions}): register them all when the module is imported"
+            )
+        if fingerprint(app).digest != job.fingerprint:
+            raise ModelError(
+                f"the code of {job.target} is not what the cluster was started with: it was changed since, and a "
+                "worker that starts now would run other functions than the rest. Start the whole cluster again"
             )
         self._line, self._clock = line, clock or system_clock()
         self.worker = Worker(app, config, job.number)

@@ -125,7 +125,7 @@ def check_history(
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)
         oracle.depth_max = limits.get("depth_max", oracle.depth_max)
-        before, written = oracle.state, dict(oracle.written)
+        before, written = dict(oracle.state), dict(oracle.written)
         expected = oracle.transact(*row.call)
         decreed = None if reference.decrees is None else reference.decrees.get(row.tid or 0)
         if decreed is not None:  # it aborts, whatever the function would have done

@@ -46,17 +46,16 @@ class DiskFaults:
 class File:
     """One file, or one object."""
 
-    __slots__ = ("data", "dropped", "is_linked", "synced")
+    __slots__ = ("data", "dropped", "synced")
 
-    def __init__(self, data: bytes = b"", is_durable: bool = True) -> None:
+    def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
-        self.synced = len(data) if is_durable else 0
-        self.is_linked = is_durable  # its name is durable
+        self.synced = len(data)  # objects are durable when they are made; later only what is synced
         self.dropped: list[tuple[int, int]] = []  # bytes that a failed sync left clean, and nowhere
 
     def copy(self) -> File:
         twin = File(bytes(self.data))
-        twin.synced, twin.is_linked, twin.dropped = self.synced, self.is_linked, list(self.dropped)
+        twin.synced, twin.dropped = self.synced, list(self.dropped)
         return twin
 
 
@@ -101,23 +100,18 @@ class Disk:
                 self.fault("deletions undone")
                 self.files[name] = file
         self.deleted.clear()
-        for name, file in sorted(self.files.items()):
-            if not file.is_linked and self.rng.random() < 0.3:
-                self.fault("new files lost")
-                del self.files[name]
-            else:
-                self._spoil(file)
+        for _, file in sorted(self.files.items()):
+            self._spoil(file)
 
     def worst(self) -> Disk:
         """What is left, in a copy, if power is lost now and with it all that was not synced."""
         left = Disk(self.rng, can_append=self.can_append)
         left.is_calm = True
         for name, file in self.files.items():
-            if file.is_linked:
-                twin = left.files[name] = file.copy()
-                for start, stop in file.dropped:
-                    twin.data[start:stop] = bytes(stop - start)
-                del twin.data[file.synced :]
+            twin = left.files[name] = file.copy()
+            for start, stop in file.dropped:
+                twin.data[start:stop] = bytes(stop - start)
+            del twin.data[file.synced :]
         return left
 
     def _spoil(self, file: File) -> None:
@@ -133,7 +127,7 @@ class Disk:
                 del file.data[rng.randint(synced, length) :]
             if fate == "holes":
                 self._make_holes(file, synced)
-        file.synced, file.is_linked, file.dropped = len(file.data), True, []
+        file.synced, file.dropped = len(file.data), []
 
     def _lose(self, file: File, start: int, stop: int) -> None:
         """These bytes were never written: if they were the last ones, the file may end before them."""
@@ -153,7 +147,7 @@ class Disk:
     # --- what stores do ---
 
     def write(self, name: str, data: bytes) -> None:
-        self.files.setdefault(name, File(is_durable=False)).data.extend(data)
+        self.files[name].data.extend(data)
 
     def put(self, name: str, data: bytes) -> None:
         self.deleted.pop(name, None)
@@ -161,12 +155,12 @@ class Disk:
 
     def delete(self, name: str) -> None:
         file = self.files.pop(name, None)
-        if file is not None and self.can_append and file.is_linked:
+        if file is not None and self.can_append:
             self.deleted[name] = file
 
     def sync(self, name: str) -> None:
         file = self.files[name]
-        file.synced, file.is_linked = len(file.data), True
+        file.synced = len(file.data)
 
     def fail_to_sync(self, name: str) -> None:
         """An error, and one of several truths behind it."""
@@ -231,10 +225,15 @@ class SimStore:
     def _append(self, name: str, data: bytes) -> None:
         disk = self.disk
 
-        def write_part() -> None:
-            disk.write(name, data[: disk.rng.randrange(len(data))] if data else data)
+        def write(data: bytes) -> None:
+            if name not in disk.files:
+                raise ObjectMissing(f"{name} is not in {self.url}")
+            disk.write(name, data)
 
-        self._operate("append", name, lambda: disk.write(name, data), write_part)
+        def write_part() -> None:
+            write(data[: disk.rng.randrange(len(data))] if data else data)
+
+        self._operate("append", name, lambda: write(data), write_part)
 
     def sync(self, name: str) -> None:
         self._only_files("sync")

@@ -21,12 +21,15 @@ from headrace.core import (
     ordered,
     prediction,
     repair,
+    restore,
     worker,
 )
+from headrace.durability import chain as log_chain
+from headrace.durability import log, recovery, snapshots, takeover
 from headrace.sim.run import simulate
 from headrace.wire.messages import Body, Frame
 
-MODULES = (
+MODULES = (  # they import names from each other
     alone,
     chain,
     coordinator,
@@ -35,7 +38,13 @@ MODULES = (
     prediction,
     repair,
     worker,
-)  # they import names from each other
+    restore,
+    log_chain,
+    log,
+    recovery,
+    snapshots,
+    takeover,
+)
 
 
 class Mutant(NamedTuple):
@@ -44,6 +53,8 @@ class Mutant(NamedTuple):
     attribute: str
     plant: Callable[[Any], Any]  # makes the wrong one of the right one
     hint: int = 0  # a seed that showed it: looked at first
+    look: Callable[[int], list[str]] | None = None  # what a seed shows; by default, what the world does
+    besides: tuple[Any, ...] = ()  # other mutants that it needs
 
 
 @contextlib.contextmanager
@@ -51,22 +62,23 @@ def planted(mutant: Mutant) -> Iterator[None]:
     right = getattr(mutant.where, mutant.attribute)
     wrong = mutant.plant(right)
     places = [place for place in (mutant.where, *MODULES) if getattr(place, mutant.attribute, None) is right]
-    for place in places:
-        setattr(place, mutant.attribute, wrong)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
+        for other in mutant.besides:
+            stack.enter_context(planted(other))
         for place in places:
-            setattr(place, mutant.attribute, right)
+            stack.callback(setattr, place, mutant.attribute, right)
+            setattr(place, mutant.attribute, wrong)
+        yield
 
 
 def caught_by(mutant: Mutant, seeds: range) -> int | None:
     """The first of these seeds that shows it. A mutant that itself breaks down, for the core has changed since it was
     made, proves nothing: that is an error."""
     order: list[int] = [mutant.hint, *seeds]
+    look = mutant.look or (lambda seed: simulate(seed).violations)
     with planted(mutant):
         for seed in order:
-            violations = simulate(seed).violations
+            violations = look(seed)
             if any("mutants.py" in violation for violation in violations):
                 raise AssertionError(f"{mutant.name}: the mutant itself broke: {violations[0]}")
             if violations:

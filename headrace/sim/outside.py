@@ -7,6 +7,7 @@ from typing import Any
 
 from headrace.errors import Abort, ExternalFailed
 from headrace.model.app import App
+from headrace.model.chance import is_id
 from headrace.sim.workload import Call, Workload
 
 KEYS = ("a", "b", "c", 1, 2, 3)
@@ -94,7 +95,7 @@ def register(app: App) -> dict[str, Any]:
     @thing.register
     def forget(ctx: Any) -> int:
         """Drop all timers and messages that it knows of."""
-        known = [each for each in ctx.get([]) if type(each) is str]
+        known = [each for each in ctx.get([]) if is_id(each)]
         for each in known:
             ctx.cancel(each)
         return len(known)

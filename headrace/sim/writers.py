@@ -232,3 +232,7 @@ class Writers:
                 self.violations.append(
                     f"{who} did not read record {number}, which was promised: {found.get(number, b'nothing')[:24]!r}"
                 )
+
+
+def simulate_writers(seed: int) -> list[str]:
+    return Writers(seed).run()

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from headrace import Abort, App, Config, Context, Reply
 from headrace.core.coordinator import Coordinator, Read, Rescale, Rescaled
+from headrace.core.deferred import Perform, Responded
 from headrace.core.engine import Answer, Engine, Found, Refuse, Submit
 from headrace.core.ingress import Admission
 from headrace.core.journal import Append, Check, Keep, Save, SnapshotTaken, TakeSnapshot
@@ -166,6 +167,8 @@ class Hand(Fleet):
         self.refusals: dict[Any, Exception] = {}
         self.found: dict[Any, Any] = {}
         self.snapshots: dict[Any, int] = {}
+        self.performs: deque[Perform] = deque()  # the outside world has not answered these
+        self.outside: Callable[[Perform], Responded] | None = None
         self._apply(0, self.core.start(now_us))
 
     # --- clients ---
@@ -234,6 +237,13 @@ class Hand(Fleet):
             self.desk.retire(first.retired)
         return True
 
+    def perform(self) -> bool:
+        """The outside world does the first thing that it was asked for."""
+        if not self.performs or self.outside is None:
+            return False
+        self.submit(self.outside(self.performs.popleft()))
+        return True
+
     def compute(self) -> None:
         """All that needs no store, and no time."""
         while self.deliver():
@@ -244,7 +254,7 @@ class Hand(Fleet):
         until_us = self.now_us + PATIENCE_US
         while True:
             self.compute()
-            if self.sync() or self.work():
+            if self.sync() or self.work() or self.perform():
                 continue
             due = min(self.timers.values(), default=until_us)
             if due >= until_us:
@@ -253,7 +263,7 @@ class Hand(Fleet):
 
     def happen(self, rng: random.Random) -> bool:
         """One thing happens, whichever. False if nothing can."""
-        ready = [self.deliver, self.work, lambda: bool(self.records) and self.sync(rng.randint(1, len(self.records)))]
+        ready = [self.deliver, self.work, self.perform, lambda: bool(self.records) and self.sync(rng.randint(1, len(self.records)))]
         rng.shuffle(ready)
         return any(one() for one in ready)
 
@@ -276,6 +286,8 @@ class Hand(Fleet):
                 self.found[effect.token] = effect.entities
             elif isinstance(effect, SnapshotTaken):
                 self.snapshots[effect.token] = effect.epoch
+            elif isinstance(effect, Perform):
+                self.performs.append(effect)
             elif not isinstance(effect, Rescaled):
                 raise AssertionError(f"nobody carries out {effect!r}")
         self.effects.clear()

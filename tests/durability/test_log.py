@@ -113,6 +113,44 @@ def test_retired_segments_are_gone_and_asking_for_them_is_an_error(can_append: b
 
 
 @BOTH
+def test_what_could_not_be_deleted_is_deleted_by_the_next_call(can_append: bool) -> None:
+    disk = written(can_append)
+    store = Failing(disk, "delete", StoreError("refused"))
+    log = Log.take_over(store)
+    for _ in range(3):
+        store.is_armed = True
+        with pytest.raises(StoreError, match="refused"):
+            log.retire(below=12)
+    assert log.retire(below=12)
+    assert bounds(disk.store())[0] == log.first > 8
+    left = {name for name in disk.files if name.startswith("log/0")}
+    assert left == {f"log/{ref.name}" for ref in find_chain(disk.store(), "log").refs}
+
+
+def test_on_a_full_disk_segments_can_be_retired() -> None:
+    disk = written()
+    store = Failing(disk, "create", StoreFull("full"))
+    log = Log.take_over(store)
+    store.is_armed = True
+    assert log.retire(below=12)
+    assert [record.number for record in Log.take_over(disk.store()).read(12)] == [12, 13, 14, 15, 16]
+
+
+@BOTH
+def test_a_create_that_says_no_although_the_object_is_ours_counts(can_append: bool) -> None:
+    """The answer was lost, and the client sent the request again."""
+
+    class Forgetful(MemoryStore):
+        def create(self, name: str, data: bytes) -> bool:
+            return super().create(name, data) and "terms" in name
+
+    disk = Disk(can_append)
+    log = Log.take_over(Forgetful(disk), segment_bytes=1)
+    assert [log.append([b"x"]), log.append([b"y"])] == [1, 2]
+    assert data_of(read_log(disk.store())) == [b"x", b"y"]
+
+
+@BOTH
 def test_the_newest_segment_is_never_retired(can_append: bool) -> None:
     disk = written(can_append)
     log = Log.take_over(disk.store())

@@ -91,14 +91,16 @@ class Died(Exception):
 
 
 @contextmanager
-def dying(store: MemoryStore, operations: int, is_done: bool) -> Iterator[None]:
-    """The process dies at the change after so many: before it is done, or when it is, and nobody knows."""
+def dying(
+    store: MemoryStore, operations: int, is_done: bool, error: Callable[[str], Exception] = Died
+) -> Iterator[None]:
+    """The process dies (or the store refuses) at the change after so many: before it is done, or after that."""
     left = [operations]
 
     def strike(operation: str, name: str) -> None:
         left[0] -= 1
         if left[0] < 0:
-            raise Died(f"{operation} {name}")
+            raise error(f"{operation} {name}")
 
     nothing = store.hook
     store.hook, store.after = (nothing, strike) if is_done else (strike, nothing)
@@ -496,18 +498,26 @@ class Oracle(RuleBasedStateMachine):
         """At any moment; and perhaps it was only asleep, and goes on later."""
         if is_zombie:
             self.zombies.append(self.writer)
+        self._try(what, operations, is_done, Died)
+        self.take_over()
+
+    @rule(operations=st.integers(0, 4), is_done=st.booleans(), what=st.sampled_from(["save", "full", "compact"]))
+    def fail(self, operations: int, is_done: bool, what: str) -> None:
+        """The store refuses, or has done it and its answer is lost. The writer goes on."""
+        self._try(what, operations, is_done, StoreError)
+
+    def _try(self, what: str, operations: int, is_done: bool, error: type[Exception]) -> None:
         self.run([("orders", "a", len(self.states))])
         try:
-            with dying(self.store, operations, is_done):
+            with dying(self.store, operations, is_done, error):
                 if what == "compact":
                     self.compact("f")
                 elif what == "retire":
                     self.retire(1)
                 else:
                     self.save(what == "full", "f")
-        except Died:
+        except error:
             pass
-        self.take_over()
 
     @precondition(lambda self: bool(self.zombies))
     @rule(data=st.data(), what=st.sampled_from(["save", "compact", "delete"]))

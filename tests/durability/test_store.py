@@ -142,7 +142,7 @@ while True:
 
 
 def test_a_writer_that_is_killed_leaves_whole_objects_only(tmp_path: Path) -> None:
-    for _ in range(5):
+    for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -154,7 +154,6 @@ def test_a_writer_that_is_killed_leaves_whole_objects_only(tmp_path: Path) -> No
         assert {f"made/{n}" for n in done} <= set(store.list("made/"))
         for name in store.list(""):
             content = store.get(name)
-            assert content == content.split(b" ", 1)[0] + b" " + content.split(b" ", 1)[1]
             assert content == (content.split(b" ")[0] + b" ") * 20_000
         for name in store.list("made/"):
             store.delete(name)

@@ -1,0 +1,337 @@
+"""Planted mistakes in what is durable: the journal, the log and its fence, snapshots, recovery. See mutants.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.core import coordinator, deferred, engine, ingress, journal, restore, sequencing
+from headrace.durability import chain, frames, keeper, layers, log, manifests, records, recovery, snapshots, takeover
+from headrace.sim.mutants import Mutant
+from headrace.sim.writers import simulate_writers
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+
+
+def answers_at_once(right: Any) -> Any:
+    return lambda self, position: True
+
+
+def forgets_decrees(right: Any) -> Any:
+    """A reply waits for its epoch, and not for what was noted while it ran."""
+    return lambda self, position: self.durable >= position
+
+
+def notes_nothing(right: Any) -> Any:
+    def note(self: journal.Journal, record: Any) -> None:
+        if not isinstance(record, journal.Decree):
+            right(self, record)
+
+    return note
+
+
+def keeps_at_once(right: Any) -> Any:
+    def keep(self: journal.Journal) -> None:
+        while self.unkept:
+            self.effects.append(journal.Keep(self.unkept.popleft()))
+
+    return keep
+
+
+def saves_at_once(right: Any) -> Any:
+    def save(self: journal.Journal) -> None:
+        self.follows_from = 0
+        right(self)
+
+    return save
+
+
+def drops_failed_snapshots(right: Any) -> Any:
+    def failed(self: journal.Journal) -> Any:
+        promised = right(self)
+        self.carried = []
+        return promised
+
+    return failed
+
+
+def reads_unchecked(right: Any) -> Any:
+    return lambda self, ticket: True
+
+
+class Alias(list[Any]):
+    """Changes that are looked up when they are written, not when they were made."""
+
+    def __init__(self, changed: Any, program: Any) -> None:
+        super().__init__(changed)
+        self.program = program
+
+    def __iter__(self) -> Any:
+        for operator, key, _ in list.__iter__(self):
+            yield operator, key, self.program.state(operator, key)
+
+
+def aliases_the_snapshot(right: Any) -> Any:
+    def take_snapshot(self: Any, now_us: int, changed: Any) -> None:
+        right(self, now_us, changed if isinstance(self, coordinator.Coordinator) else Alias(changed, self.program))
+
+    return take_snapshot
+
+
+def reads_on_too_late(right: Any) -> Any:
+    """What a recovery has to read begins one record later."""
+
+    def take(self: journal.Journal, now_us: int, changed: Any, epoch: int, position: int, meta: Any) -> None:
+        right(self, now_us, changed, epoch, position + 1, meta)
+
+    return take
+
+
+# --- what a snapshot holds, and what is made of it --------------------------------------------------------------------
+
+
+def leaves_out(name: str, instead: Any) -> Any:
+    def plant(right: Any) -> Any:
+        def meta(self: Any) -> Any:
+            epoch, position, found = right(self)
+            return epoch, position, found | {name: instead}
+
+        return meta
+
+    return plant
+
+
+def knows_no_replies(right: Any) -> Any:
+    return lambda self, *given: []
+
+
+def describes_nothing(right: Any) -> Any:
+    return lambda self, *given: {}
+
+
+def restores_no_timers(right: Any) -> Any:
+    return lambda self, described: None
+
+
+def counts_from_the_start(right: Any) -> Any:
+    return lambda self, tid: -1
+
+
+def uses_todays_limits(right: Any) -> Any:
+    def decode(self: Any, number: int, data: bytes, batches: Any) -> Any:
+        logged = right(self, number, data, batches)
+        if hasattr(logged.record, "limits"):
+            logged.record.limits = None
+        return logged._replace(limits=self.limits if logged.limits is not None else None)
+
+    return decode
+
+
+def believes_in_replies(right: Any) -> Any:
+    """What was recorded is never run again: its state is missing."""
+
+    def replay(given: Any, left: restore.Left) -> None:
+        known = {number for number in left.recorded if number <= max(left.recorded) - 1}
+        kept = [each for each in left.records if getattr(each.record, "number", None) not in known]
+        right(given, left._replace(records=kept))
+
+    return replay
+
+
+def begins_at_term_nought(right: Any) -> Any:
+    def init(self: Any, *given: Any, term: int = 0, **named: Any) -> None:
+        right(self, *given, term=0, **named)
+
+    return init
+
+
+# --- the log and its fence --------------------------------------------------------------------------------------------
+
+
+def never_looks(right: Any) -> Any:
+    return lambda self: None
+
+
+def checks_then_appends(right: Any) -> Any:
+    def append(self: Any, payloads: list[bytes]) -> int:
+        self._look()
+        self._look = lambda: None
+        try:
+            return int(right(self, payloads))
+        finally:
+            del self._look
+
+    return append
+
+
+def reads_then_announces(right: Any) -> Any:
+    """The end of the log is found before the new term is announced."""
+
+    def announce(store: Any, name: str, owner: str) -> int:
+        refs = chain.refs_in(store, name)
+        term = max(takeover.highest_term(store, name), *(ref.term for ref in refs), 0) + 1
+        found = chain.find_again(store, name)
+        end = takeover.find_end(store, name, found)
+        made = right(store, name, owner)
+        if made == term:
+            store.stale = name, found, end
+        return int(made)
+
+    return announce
+
+
+def uses_what_was_read(right: Any) -> Any:
+    def find_end(store: Any, folder: str, found: Any) -> Any:
+        stale = getattr(store, "stale", None)
+        if stale is not None and stale[0] == folder:
+            found.refs[:] = stale[1].refs
+            return stale[2]
+        return right(store, folder, found)
+
+    return find_end
+
+
+def never_syncs(right: Any) -> Any:
+    def grow(self: Any, payloads: list[bytes]) -> None:
+        sync, self.store.sync = self.store.sync, lambda name: None
+        try:
+            right(self, payloads)
+        finally:
+            self.store.sync = sync
+
+    return grow
+
+
+def trusts_the_cache(right: Any) -> Any:
+    """What is found at the end counts as durable: nothing is written again."""
+
+    def find_end(store: Any, folder: str, found: Any) -> Any:
+        end = right(store, folder, found)
+        return end._replace(end=end.loose[-1].end, last=end.loose[-1].number, loose=[]) if end.loose else end
+
+    return find_end
+
+
+def checks_no_sums(right: Any) -> Any:
+    def decode_frame(seed: int, offset: int, raw: Any) -> Any:
+        try:
+            return right(seed, offset, raw)
+        except frames.BadFrame as error:
+            if "checksum" not in error.why:
+                raise
+        _, _, kind, _, length, number, term, synced = frames._HEAD.unpack_from(raw)
+        end = frames.HEAD_BYTES + length
+        return frames.Frame(kind, number, term, synced, bytes(raw[frames.HEAD_BYTES : end]), offset, offset + end)
+
+    return decode_frame
+
+
+# --- snapshots in the store -------------------------------------------------------------------------------------------
+
+
+def folds_backwards(right: Any) -> Any:
+    def fold_all(given: Sequence[Any], is_base: bool) -> Any:
+        return right(given[::-1], is_base)
+
+    return fold_all
+
+
+def applies_backwards(right: Any) -> Any:
+    def tables(self: Any, manifest: Any) -> Any:
+        found: Any = {}
+        for layer in reversed(manifest.layers):
+            for stored in layer.objects:
+                layers.apply(manifests.read(self.store, manifest.place, stored), found)
+        return {operator: table for operator, table in found.items() if table}
+
+    return tables
+
+
+def deletes_at_once(right: Any) -> Any:
+    """What is old is deleted when a snapshot was saved, before the log says so."""
+
+    def save(self: Any, snapshot: Any) -> Any:
+        news = right(self, snapshot)
+        if isinstance(news[0], journal.Saved) and news[0].oldest:
+            opened = self.opened
+            keep = [each for each in opened.snapshots.manifests() if each.epoch == news[0].oldest and each.is_complete]
+            for name in opened.snapshots.retire(keep[-1]) if keep else ():
+                opened.store.delete(name)
+        return news
+
+    return save
+
+
+def writes_without_a_term(right: Any) -> Any:
+    return lambda self: f"{self.epoch:016}-{0:08}-{self.number:04}"
+
+
+def publishes_first(right: Any) -> Any:
+    """The manifest is there before what it names."""
+
+    def write_layer(self: Any, place: Any, files: Any, sharding: str, written: list[str]) -> Any:
+        store, later = self.store, []
+
+        class Lazy:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(store, name)
+
+            def put(self, name: str, data: bytes) -> None:
+                later.append((name, data))
+
+            def create(self, name: str, data: bytes) -> bool:
+                if name.startswith(manifests.OBJECTS):
+                    later.append((name, data))
+                    return True
+                is_made = bool(store.create(name, data))
+                for each in later:
+                    store.put(*each)
+                later.clear()
+                return is_made
+
+        if not isinstance(store, Lazy) and type(store).__name__ != "Lazy":
+            self.store = Lazy()
+        return right(self, place, files, sharding, written)
+
+    return write_layer
+
+
+DURABLE_MUTANTS = (
+    Mutant("a reply leaves before its record is durable", journal.Journal, "covers", answers_at_once),
+    Mutant("a reply does not wait for decrees and responses", journal.Journal, "covers", forgets_decrees),
+    Mutant("decrees are not logged", journal.Journal, "note", notes_nothing),
+    Mutant("replies are kept before their records are durable", journal.Journal, "_keep", keeps_at_once),
+    Mutant("a snapshot is saved of what is not durable", journal.Journal, "_save", saves_at_once),
+    Mutant("a snapshot that failed is forgotten", journal.Journal, "failed", drops_failed_snapshots),
+    Mutant("state leaves without a look at the fence", journal.Journal, "has_checked", reads_unchecked),
+    Mutant("a snapshot is an alias of the state", engine.Engine, "_take_snapshot", aliases_the_snapshot),
+    Mutant("a recovery begins one record late", journal.Journal, "take", reads_on_too_late),
+    Mutant("request ids are not in the snapshot", recovery.Opened, "_replies", knows_no_replies),
+    Mutant("source batches are not in the snapshot", ingress.SourceBatches, "describe", describes_nothing),
+    Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers),
+    Mutant("the counter of TIDs is not in the snapshot", engine.Engine, "_meta", leaves_out("lc", 0)),
+    Mutant("the number of rows is not in the snapshot", engine.Engine, "_meta", leaves_out("row", 0)),
+    Mutant("TIDs begin again after a recovery", sequencing.Sequencer, "count_at", counts_from_the_start),
+    Mutant("a replay uses today's limits", records.Records, "decode", uses_todays_limits),
+    Mutant("what was answered is not run again", restore, "replay", believes_in_replies),
+    Mutant("workers of an earlier coordinator are heard", coordinator.Coordinator, "__init__", begins_at_term_nought),
+    Mutant("the log has no fence", log.Log, "_look", never_looks),
+    Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends),
+    Mutant("the log is not synced", log.Log, "_grow", never_syncs),
+    Mutant("who takes over trusts the page cache", takeover, "find_end", trusts_the_cache),
+    Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums),
+    Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards),
+    Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards),
+    Mutant("old snapshots are deleted before the log says so", keeper.Desk, "save", deletes_at_once),
+    Mutant("objects of snapshots do not carry the term", manifests.Place, "_stem", writes_without_a_term),
+    Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first),
+    Mutant(
+        "who takes over reads, and then announces itself",
+        takeover,
+        "announce",
+        reads_then_announces,
+        0,
+        simulate_writers,
+        (Mutant("", takeover, "find_end", uses_what_was_read),),
+    ),
+)
