@@ -174,9 +174,11 @@ class Deferred:
         for schedule in self.program.app.schedules.values():
             if schedule.key in self.fired or schedule.key in self.spent:
                 continue
-            last_us = self.cursors.setdefault(schedule.key, now_us)  # it begins when it is first seen
-            tick_us = schedule.when.before(now_us, last_us)
-            if tick_us is not None:
+            last_us = self.cursors.get(schedule.key)
+            tick_us = None if last_us is None else schedule.when.before(now_us, last_us)
+            if last_us is None:  # it is seen for the first time, and begins now: that is state, too
+                rows.append((skip, schedule.key, (now_us,)))
+            elif tick_us is not None:
                 rows.append((tick, schedule.key, (tick_us, schedule.function, schedule.of, schedule.args)))
         self.fired.update(key for _, key, _ in rows)
         for queue in self.expiring.values():
@@ -202,19 +204,19 @@ class Deferred:
         due = [self.heap[0][0]] if self.heap else []
         for schedule in self.program.app.schedules.values():
             if schedule.key not in self.fired:
-                due.append(schedule.when.after(self.cursors.get(schedule.key, now_us)))
+                last_us = self.cursors.get(schedule.key)
+                due.append(now_us if last_us is None else schedule.when.after(last_us))
         due += [at_us for queue in self.expiring.values() if (at_us := queue.next_due_us()) is not None]
         return min(due, default=None)
 
     # --- snapshots ---
 
     def describe(self) -> dict[str, Any]:
-        return {"spent": self.spent, "cursors": self.cursors}
+        return {"spent": self.spent}
 
     def restore(self, described: dict[str, Any]) -> None:
         """The state is that of the snapshot."""
         self.spent = dict(described.get("spent", {}))
-        self.cursors = dict(described.get("cursors", {}))
         self.note(self.program.items(BUILT_IN.name), 0)
         for name, queue in self.expiring.items():
             queue.restore((written_us(sealed), key) for key, sealed in self.program.items(name))

@@ -9,14 +9,17 @@ from headrace.core.program import Table, values_of
 from headrace.errors import AppChanged
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, needs_migration
-from headrace.wire.values import RECORD, Values, shown
+from headrace.model.operator import RESERVED
+from headrace.wire.values import RECORD, Values, is_wrapped, shown, wrap
 
 
-def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: App) -> dict[str, Table]:
-    """The state for changed code: each operator whose state's type changed is handed to its `migrate`."""
+def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: App, now_us: int) -> dict[str, Table]:
+    """The state for changed code, at the log's time: each operator whose state's type changed is handed to its
+    `migrate`; where states begin to have a time to live, it begins now."""
     needed = [name for name in needs_migration(old, new) if tables.get(name)]
     values = LooseValues()
-    seal = values_of(app, Config()).seal
+    todays = values_of(app, Config())
+    seal = todays.seal
     migrated = dict(tables)
     for name in needed:
         hook = app.operators[name].migrate if name in app.operators else None
@@ -35,7 +38,13 @@ def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: A
                     table[key] = seal(made)
             except Exception as error:
                 raise AppChanged(f"the migration of operator {name!r} fails for {shown(key)}: {error!r}") from error
-    return {name: table for name, table in migrated.items() if name not in needed or name in app.operators}
+    for name, operator in app.operators.items():
+        for key, state in migrated.get(name, {}).items():
+            if operator.ttl_us is not None and not is_wrapped(state):
+                migrated[name][key] = wrap(state, now_us)
+            elif operator.ttl_us is None and is_wrapped(state):
+                migrated[name][key] = seal(todays.unseal(state))
+    return {name: table for name, table in migrated.items() if name in app.operators or name == RESERVED}
 
 
 class LooseValues(Values):

@@ -100,7 +100,8 @@ class Opened:
             )
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
-            tables = migrate(loaded.tables, self.print_of(loaded.manifest.fingerprint), self.print, self.app)
+            written = self.print_of(loaded.manifest.fingerprint)
+            tables = migrate(loaded.tables, written, self.print, self.app, meta["closed_us"])
         self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
         replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
         kept = [each for each in replies if each.number <= epoch]

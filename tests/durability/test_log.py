@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -532,24 +533,26 @@ def test_what_is_read_wrong_once_is_read_again() -> None:
     reads = 0
 
     class Flipping(MemoryStore):
-        def __init__(self, wrong: int) -> None:
+        """One read of all gives one wrong bit, at this part of what is read."""
+
+        def __init__(self, wrong: int, part: float) -> None:
             super().__init__(disk.copy())
-            self.reads, self.wrong = 0, wrong
+            self.wrong, self.part, self.reads = wrong, part, 0
 
         def get_part(self, name: str, start: int, size: int) -> bytes:
             nonlocal reads
             raw = bytearray(super().get_part(name, start, size))
             self.reads = reads = self.reads + 1
             if self.reads == self.wrong and raw:
-                raw[len(raw) // 3] ^= 8
+                raw[int(len(raw) * self.part)] ^= 8
             return bytes(raw)
 
-    wrong = 0
-    while wrong <= reads:
-        wrong += 1
-        store = Flipping(wrong)
-        assert list(Log.take_over(store).read(1)) == expected, wrong
-    assert wrong > 10
+    for part in (0, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99):
+        wrong = 0
+        while wrong <= reads:
+            wrong += 1
+            assert list(Log.take_over(Flipping(wrong, part)).read(1)) == expected, (wrong, part)
+        assert wrong > 10
 
 
 def test_a_record_that_holds_the_picture_of_a_frame_does_not_confuse_the_reader() -> None:
@@ -639,6 +642,35 @@ def test_an_onlooker_reads_a_prefix_while_the_log_is_written_and_never_finds_it_
     assert reader.result == flat[: len(reader.result)]
     writer.finish()
     assert data_of(read_log(disk.store())) == flat
+
+
+@BOTH
+def test_an_onlooker_that_saw_half_a_record_is_not_misled_by_what_it_sees_later(can_append: bool) -> None:
+    """The writer stops anywhere, the onlooker reads up to anywhere, the writer goes on to its end, then the onlooker."""
+
+    def write(store: MemoryStore) -> None:
+        log = Log.take_over(store, segment_bytes=400)
+        for n in range(4):
+            log.append([b"%d" % n * 30])
+
+    expected = [b"%d" % n * 30 for n in range(4)]
+    steps = Process(Disk(can_append), write).finish().steps
+    for before in range(steps + 1):
+        for seen in itertools.count():
+            disk = Disk(can_append)
+            writer = Process(disk, write)
+            for _ in range(before):
+                writer.step()
+            reader = Process(disk, lambda store: data_of(read_log(store)))
+            for _ in range(seen):
+                reader.step()
+            is_over = reader.is_over
+            writer.finish()
+            reader.finish()
+            assert reader.error is None, (before, seen, reader.error)
+            assert reader.result == expected[: len(reader.result)]
+            if is_over:
+                break
 
 
 def test_an_onlooker_goes_on_when_segments_are_retired_under_its_eyes() -> None:

@@ -391,7 +391,7 @@ class Oracle(RuleBasedStateMachine):
     made: type[Snapshots] = Snapshots
 
     @initialize(
-        fold_min=st.integers(2, 4),
+        fold_min=st.integers(2, 3),
         ratio=st.sampled_from([0.5, 0.5, 2.0]),
         part=st.sampled_from([500, 2000]),
         entities=st.sampled_from([40, 0]),
@@ -439,9 +439,10 @@ class Oracle(RuleBasedStateMachine):
         self.run(some)
         self.save(False, "f")
 
-    @rule(some=moves)
-    def run_save_and_compact(self, some: list[tuple[str, Any, Any]]) -> None:
-        self.run_and_save(some)
+    @rule(some=st.lists(moves, min_size=2, max_size=4))
+    def run_save_and_compact(self, some: list[list[tuple[str, Any, Any]]]) -> None:
+        for each in some:
+            self.run_and_save(each)
         self.compact("f")
 
     @rule(some=moves)
