@@ -33,7 +33,9 @@ KNOWS = {
     "durability": BASE | {"model", "wire", "core", "tpg", "actors", "sql"},
     "runtime": BASE | {"model", "wire", "core", "tpg", "actors", "sql", "durability", "functions"},
     "sim": BASE | {"model", "wire", "core", "tpg", "actors", "sql", "durability", "functions", "runtime"},
+    "chaos": BASE | {"model", "wire", "core", "durability", "runtime", "sim"},
 }
+CHANCE = ROOT / "model" / "chance.py"  # the one pure file that knows `random`: what functions draw is seeded
 OUTSIDE = {  # modules by which the world could get into the pure parts
     *(
         "time",
@@ -114,7 +116,22 @@ def test_only_spark_imports_pyspark(path: Path) -> None:
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in (*PURE, "errors", "config")], ids=show)
 def test_the_pure_parts_touch_nothing_outside(path: Path) -> None:
     touched = {name.split(".")[0] for name in imports_of(path)} & OUTSIDE
+    if path == CHANCE:
+        touched -= {"random"}
     assert not touched, f"{show(path)} imports {touched}"
+
+
+def test_what_functions_draw_is_seeded() -> None:
+    """Of `random` the pure parts use one class, in one file, with a seed."""
+    tree = ast.parse(CHANCE.read_text())
+    assert [name for name in imports_of(CHANCE) if name.startswith("random")] == ["random", "random.Random"]
+    made = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Random"
+    ]
+    assert made
+    assert all(len(node.args) == 1 for node in made)
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path) == "sim"], ids=show)

@@ -10,6 +10,7 @@ import json
 import random
 import signal
 import statistics
+import threading
 import time
 import urllib.request
 from collections import Counter
@@ -17,6 +18,8 @@ from collections.abc import Callable
 
 from headrace.chaos.clients import Traffic
 from headrace.chaos.servers import ChaosFailed, Process, Server, Servers
+from headrace.durability.store import Store
+from headrace.durability.takeover import highest_term
 
 PROGRESS_S_MAX = 30.0  # until somebody is answered again
 CALM_S = (0.2, 1.2)  # between two troubles
@@ -29,14 +32,16 @@ MISCARRIAGE_S = (0.0, 2.5)  # when a coordinator is killed that is just starting
 class Nemesis:
     """Steps until told to stop; then everything is whole again. Belongs to the thread that starts the servers."""
 
-    def __init__(self, servers: Servers, traffic: Traffic, rng: random.Random, has_store: bool, is_short: bool) -> None:
-        self.servers, self.traffic, self.rng, self.is_short = servers, traffic, rng, is_short
+    def __init__(
+        self, servers: Servers, traffic: Traffic, rng: random.Random, store: Store | None, is_short: bool
+    ) -> None:
+        self.servers, self.traffic, self.rng, self.store, self.is_short = servers, traffic, rng, store, is_short
         self.counts: Counter[str] = Counter()
         self.recoveries_ms: dict[str, list[float]] = {"coordinator": [], "worker": []}
         self.wrong: list[str] = []
         self._asleep: list[tuple[float, Process]] = []  # when to wake whom
         troubles: list[tuple[Callable[[], None], int]] = [(self.kill_worker, 4), (self.pause_worker, 3)]
-        if has_store:
+        if store is not None:
             troubles += [
                 (self.kill_coordinator, 3),
                 (self.pause_coordinator, 2),
@@ -123,11 +128,14 @@ class Nemesis:
         successor = self.servers.start()
         self.servers.zombies.append(zombie)
         self.servers.current = None
-        if self.rng.random() < 0.5:
+        when = self.rng.choice(("while it starts", "while it takes over", "after that", "after that"))
+        if when == "while it starts":
             self._asleep.append((time.monotonic() + self.rng.uniform(0.2, 2.0), zombie.process))
-            self._await_service(successor)
-        else:
-            self._await_service(successor)
+        elif when == "while it takes over":
+            self._await_term(successor)
+            self._asleep.append((time.monotonic() + self.rng.uniform(0.0, 0.1), zombie.process))
+        self._await_service(successor)
+        if when == "after that":
             self._await_progress(began_ns)
             zombie.process.signal(signal.SIGCONT)
         self.counts["takeovers"] += 1
@@ -139,10 +147,16 @@ class Nemesis:
         self._await_progress(time.monotonic_ns())
 
     def snapshot(self) -> None:
-        server = self._current()
+        """Of a server that may have paused workers: they wake up meanwhile."""
+        asked = threading.Thread(target=self._ask_for_snapshot, args=(self._current(),), daemon=True)
+        asked.start()
+        while asked.is_alive():
+            self._wait(0.01)
+
+    def _ask_for_snapshot(self, server: Server) -> None:
         request = urllib.request.Request(f"{server.url}/v1/snapshot", b"{}", {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=PROGRESS_S_MAX) as response:
                 self.counts["snapshots"] += json.load(response)["status"] == "ok"
         except (OSError, ValueError, KeyError) as error:
             self.wrong.append(f"no snapshot could be taken at server {server.number}: {error}")
@@ -173,6 +187,14 @@ class Nemesis:
             self._wait(0.01)
             self.servers.check(server)
         self.servers.current = server
+
+    def _await_term(self, server: Server) -> None:
+        """Until the log has a new term: from then on the one before may not write any more."""
+        assert self.store is not None
+        before = highest_term(self.store)
+        while highest_term(self.store) == before:
+            self._wait(0.005)
+            self.servers.check(server)
 
     def _await_progress(self, since_ns: int, kind: str | None = None) -> None:
         """Until somebody was answered who asked after that instant."""

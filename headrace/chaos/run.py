@@ -26,6 +26,7 @@ from headrace.chaos.clients import (
 from headrace.chaos.nemesis import Nemesis
 from headrace.chaos.servers import ChaosFailed, Servers
 from headrace.chaos.verdict import AT_ONCE, Verdict, expected_appends, expected_receipts, judge
+from headrace.durability.store import open_store
 from headrace.model.operator import Function
 
 CLIENTS: tuple[type[ChaosClient], ...] = (BankClient, ListClient, BankClient, ListClient, BankClient, ListClient)
@@ -44,7 +45,8 @@ def chaos(
     options = ["--workers", str(workers), *([] if store is None else ["--store", store])]
     servers = Servers(folder, options)
     traffic = Traffic(servers.addresses)
-    nemesis = Nemesis(servers, traffic, random.Random(seed), store is not None, seconds < SHORT_S)
+    place = None if store is None else open_store(store)
+    nemesis = Nemesis(servers, traffic, random.Random(seed), place, seconds < SHORT_S)
     clients = [kind(traffic, f"client{n}", f"{seed} {n}") for n, kind in enumerate(CLIENTS)]
     with ended_by_signals():
         try:

@@ -513,6 +513,15 @@ class Coordinator(Engine):
 
         return then
 
+    def _meta(self) -> tuple[int, int, dict[str, Any]]:
+        epoch, position, meta = super()._meta()
+        return epoch, position, meta | {"shards": [self.shards.owners, self.shards.version]}
+
+    def place(self, owners: list[int], version: int) -> None:
+        """Begin with the shard map of an earlier coordinator, which may have had another number of workers."""
+        before = ShardMap(owners, version)
+        self.shards = before if max(owners) == self.workers else before.rescaled(self.workers)
+
     # --- terms --------------------------------------------------------------------------------------------------------
 
     def _begin_term(self, now_us: int, effects: list[Effect]) -> None:

@@ -389,6 +389,9 @@ class Engine:
 
     # --- snapshots ---
 
+    def place(self, owners: list[int], version: int) -> None:
+        """The shard map of an earlier engine: here all is in one place."""
+
     def _last_number(self) -> int:
         """Of the last epoch that ran."""
         return self.last.number if self.last is not None else self.journal.saved_epoch

@@ -188,7 +188,10 @@ class SerialExecutor:
                 entry, key, coroutine = awaited.entry, awaited.key, None
                 context = entry.context
                 context.key = key
-                context._state = before = entry.find(key)
+                before = entry.table.get(key)
+                if before is None:
+                    before = entry.find(key)
+                context._state = before
                 answer = entry.run(*awaited.args)
                 if not entry.is_plain:
                     coroutine, answer = answer, None
@@ -205,7 +208,10 @@ class SerialExecutor:
                     self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))  # they share nothing
                     context, key, coroutine = frames.pop()
-                    context._state = before = context._entry.find(key)
+                    before = context._entry.table.get(key)
+                    if before is None:
+                        before = context._entry.find(key)
+                    context._state = before
         except BaseException:
             self.raised_in = (context._entry, key)
             for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:

@@ -55,6 +55,8 @@ def restore(engine: Engine, left: Left) -> None:
         if epoch.has_ids:
             adopt(engine, epoch)
     engine.ledger.epochs[-1] = sequencing.open
+    if "shards" in meta:
+        engine.place(*meta["shards"])
     engine.deferred.restore(meta.get("deferred", {}))
     engine.sources.restore(meta.get("sources", {}), {epoch.number: epoch for epoch in left.kept})
     engine.journal.last = engine.journal.durable = left.last

@@ -365,8 +365,8 @@ def check_first(store: Store, folder: str, chain: Chain, first: int) -> None:
 
 def ends_early(store: Store, folder: str, last: int, first: int) -> LogBroken:
     return LogBroken(
-        f"{store.url}/{folder} ends with record {last}, but record {first} was asked for, so {first - 1} must have been"
-        " there: bring the log's files back from a copy, or start from an older snapshot"
+        f"{store.url}/{folder} ends with record {last}, but record {first} is due, so {first - 1} must have been there:"
+        " bring the log's files back from a copy; or run `headrace log repair`, which goes on after the newest snapshot"
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
-from headrace.durability.chain import CHUNK_BYTES, Chain, Place, Segment, find_chain
+from headrace.durability.chain import CHUNK_BYTES, Chain, Place, Segment, find_chain, retired_mark
 from headrace.durability.frames import HEADER_BYTES, RECORD, BadFrame, Frame, Header, Ref, encode_header, seed_of
 from headrace.durability.store import Store
 from headrace.durability.takeover import End, announce, begin_segment, marker
@@ -116,21 +116,24 @@ def examine(store: Store, name: str = "log") -> Report:
 def repair(store: Store, name: str = "log", first: int = 1, fence: str = "log", owner: str = "") -> Report:
     """Cuts a broken log before its first unreadable record; what is cut away is kept under `broken/`.
 
-    Records below `first` are not looked at: who has a snapshot needs only what comes after it. A log that is sound
-    from there on is left alone. `fence` is the log whose terms count, as in `Log.take_over`.
+    Records below `first` are not looked at: who has a snapshot needs only what comes after it, and if the log does not
+    even reach that far, it goes on there. A log that is sound from there on is left alone. `fence` is the log whose
+    terms count, as in `Log.take_over`.
     """
     report, _ = _examine(store, name)
-    if not any(each.concerns(first) for each in report.broken):
+    if not _troubles(report, first):
         return report
     term = announce(store, fence, owner)  # from here on its writer is fenced
     saved = _mend_headers(store, name, term)
     report, chain = _examine(store, name)
-    numbers = [each.number for each in report.broken if each.concerns(first)]
+    first = max(first, chain.kept)
+    numbers = [each.number for each in _troubles(report, first)]
     if numbers:
         before = max(min(numbers), first)
         end = _end_before(store, name, chain, before) if min(numbers) >= first else End(None, 0, first - 1, [])
         saved += _cut(store, name, chain, end, term, fence)
-        report.lost = before, max(before, report.last)
+        if min(numbers) >= first or report.last >= first:
+            report.lost = before, max(before, report.last)
     report.saved = saved
     return report
 
@@ -143,6 +146,13 @@ def cut(store: Store, name: str, before: int, fence: str = "log", owner: str = "
         report.saved = _cut(store, name, chain, _end_before(store, name, chain, before), term, fence)
         report.lost = before, report.last
     return report
+
+
+def _troubles(report: Report, first: int) -> list[Trouble]:
+    """What stands in the way of who reads from this record on."""
+    if report.last + 1 < first:
+        report.broken.append(Trouble(report.name, 0, report.last + 1, None, "the log ends before it"))
+    return [each for each in report.broken if each.concerns(first)]
 
 
 # --- looking ----------------------------------------------------------------------------------------------------------
@@ -162,6 +172,8 @@ def _examine(store: Store, name: str) -> tuple[Report, Chain]:
             _look(store, name, ref, following, report)
         except ObjectMissing:
             continue  # retired just now
+    if report.last + 1 < chain.kept:
+        report.broken.append(Trouble(name, 0, report.last + 1, None, "the log ends before it"))
     report.broken.sort(key=lambda each: each.number)
     return report, chain
 
@@ -270,6 +282,9 @@ def _end_before(store: Store, name: str, chain: Chain, number: int) -> End:
 
 
 def _cut(store: Store, name: str, chain: Chain, end: End, term: int, fence: str) -> list[str]:
+    for mark in store.list(f"{name}/retired/"):
+        if mark > retired_mark(name, end.last + 1):
+            store.delete(mark)  # or what is written from here on would be taken for retired
     begin_segment(store, name, term, end)
     if store.exists(marker(fence, term + 1)):
         raise Fenced(f"{store.url}/{fence} was taken over meanwhile, by term {term + 1}: stop it, and repair again")

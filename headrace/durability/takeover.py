@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.durability.chain import CHUNK_BYTES, Chain, Segment, refs_in
+from headrace.durability.chain import CHUNK_BYTES, Chain, Segment, ends_early, refs_in
 from headrace.durability.frames import (
     HEADER_BYTES,
     MARK,
@@ -68,6 +68,14 @@ def find_end(store: Store, folder: str, chain: Chain) -> End:
 
     Durable records that cannot be read any more do not matter here: they keep their numbers; who reads them is told.
     """
+    end = _find_end(store, folder, chain)
+    last = end.last + len(end.loose)
+    if last + 1 < chain.kept:  # what was retired was durable: so the log went further once
+        raise ends_early(store, folder, last, chain.kept)
+    return end
+
+
+def _find_end(store: Store, folder: str, chain: Chain) -> End:
     if not chain.refs:
         return End(None, 0, 0, [])
     ref = chain.refs[-1]

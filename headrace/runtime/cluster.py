@@ -133,6 +133,7 @@ class Cluster(Driver):
             "committed": coordinator.committed,
             "aborted": coordinator.aborted,
             "pending": self._pending,
+            **self._journal_metrics(),
             "messages_sent": counts.sent,
             "bytes_sent": counts.sent_bytes,
             "messages_refused": counts.refused,

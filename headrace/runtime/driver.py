@@ -192,6 +192,18 @@ class Driver(ABC):
         """An effect that only this kind of runtime knows."""
         raise AssertionError(f"nobody carries out {effect!r}")
 
+    def _journal_metrics(self) -> dict[str, Any]:
+        journal = self.engine.journal
+        if not journal.is_durable:
+            return {"is_durable": False}
+        return {
+            "is_durable": True,
+            "records": journal.last,
+            "records_durable": journal.durable,
+            "snapshot_epoch": journal.saved_epoch,
+            "transactions_to_replay": journal.transactions,
+        }
+
     def _name_of(self, operator: Operator | str) -> str:
         name = operator.name if isinstance(operator, Operator) else operator
         if name not in self.app.operators:

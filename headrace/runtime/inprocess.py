@@ -55,6 +55,7 @@ class Runtime(Driver):
             "committed": engine.committed,
             "aborted": engine.aborted,
             "pending": self._pending,
+            **self._journal_metrics(),
             "entities": {name: engine.program.count(name) for name in self.app.operators},
         }
 

@@ -7,7 +7,6 @@ answers may follow from it. Whatever happens to disks and coordinators, it is in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.core.epoch import Batch, Epoch
@@ -16,9 +15,9 @@ from headrace.core.program import Program
 from headrace.durability.log import read_log
 from headrace.durability.records import EpochHeader, Records, unpack
 from headrace.durability.recovery import Opened
-from headrace.errors import StoreError
+from headrace.errors import Poisoned, StoreError
 from headrace.sim.disk import SimStore
-from headrace.wire.messages import Failure, id_of
+from headrace.wire.messages import Answers, Failure, id_of
 
 if TYPE_CHECKING:
     from headrace.sim.house import House
@@ -53,7 +52,9 @@ class Archive:
         self.records: dict[int, Promised] = {}
         self.epochs: dict[int, int] = {}  # number -> that of its record
         self.terms: Counter[int] = Counter()
-        self.intents: set[str] = set()
+        self.intents: dict[str, int] = {}  # of external calls: the TID
+        self.responses: set[str] = set()
+        self.decrees: set[int] = set()
         self.last_tid = 0
         self.snapshots: dict[int, dict[str, dict[Any, Any]]] = {}  # epoch -> tables, as they were loaded again
 
@@ -74,7 +75,11 @@ class Archive:
                 self.world.violate(f"epoch {header.number} is in record {known}, and again in record {number}")
             self.last_tid = max(self.last_tid, range(*header.tids)[-1])
         elif isinstance(header, Intent):
-            self.intents.add(header.call)
+            self.intents[header.call] = header.tid
+        elif isinstance(header, Response):
+            self.responses.add(header.call)
+        elif isinstance(header, Decree):
+            self.decrees.update(header.failures)
 
     def take_over(self, house: House, opened: Opened) -> None:
         """A coordinator has read the log. It may not have read less than what was promised in earlier terms."""
@@ -101,11 +106,19 @@ class Archive:
             if number >= first and of_term < term and (number not in found or found[number].data != data):
                 self.world.violate(f"{who} does not find record {number}, which was promised in term {of_term}")
 
-    def answer(self, house: House, epochs: Iterable[int | None]) -> None:
-        """Answers leave: the epochs they are of must be durable."""
-        for epoch in epochs:
+    def answer(self, house: House, answers: Answers) -> None:
+        """Answers leave: all that decides them must be durable."""
+        who = house.node.name
+        for epoch in dict.fromkeys(answers.epochs):
             if epoch is not None and epoch not in self.epochs:
-                self.world.violate(f"{house.node.name} answers from epoch {epoch}, which is not in the durable log")
+                self.world.violate(f"{who} answers from epoch {epoch}, which is not in the durable log")
+        last = max((tid for tid in answers.tids if tid is not None), default=0)
+        for call, tid in self.intents.items():
+            if tid <= last and call not in self.responses:
+                self.world.violate(f"{who} answers TID {last}, and the response to {call} is not in the durable log")
+        for at, failure in answers.failures.items():
+            if failure.code == Poisoned.code and answers.tids[at] not in self.decrees:
+                self.world.violate(f"{who} answers TID {answers.tids[at]}, of which the durable log has no decree")
 
     def perform(self, house: House, call: str) -> None:
         """The outside world is asked: that is to be durable before, as an intent or as a message of an epoch."""

@@ -27,7 +27,7 @@ CALLS = ("call", "send", "guard")
 PLAIN_STEPS = ("get", "get", "put", "put what was read", "append", "delete", "merge", "merge", "raise", "return", "tid")
 SELF = object()  # the key of the entity that calls
 TWIN_STEPS = ("get", "put", "put", "return the state")
-ODD_STEPS = ("spin", "forget", "return a set", "put a set")
+ODD_STEPS = ("spin", "dawdle", "forget", "return a set", "put a set")
 
 
 def concatenate(state: Any, delta: Any) -> Any:
@@ -155,6 +155,8 @@ class Interpreter:
                 yield kind, self.forms[0][0], self.keys[0], (0, acc, 0)
             elif kind == "spin" and acc % given[0] == 0:
                 self.hooks.spin()
+            elif kind == "dawdle" and acc % given[0] == 0:
+                self.hooks.dawdle()
             elif kind == "put a set" and acc % given[0] == 0:
                 ctx.put({acc})
             elif kind == "return a set" and acc % given[0] == 0:

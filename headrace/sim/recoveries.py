@@ -8,7 +8,7 @@ What happens there:
     middle    it is killed in the middle of this write, and power is lost
     power     power is lost before this operation, and with it all that was not synced
     pause     it stops before this operation, a successor takes over and serves, and then it goes on
-    race      like that, but the successor is stopped in the middle of its own start for a while
+    race      like that, but the successor stops, too, in the middle of its start, and a third one takes over
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Points:
         self.recovery, self.world, self.way, self.point = recovery, world, way, point
         self.counts = {"effects": 0, "operations": 0, "writes": 0}
         self.victim: House | None = None
+        self.is_racing = False
         world.disk.fate = "lost"
+        world.on_open, world.on_pause = self.open, self.pause
         world.on_effect, world.on_operation, world.on_end = self.effect, self.operation, self.end
 
     def effect(self, node: Node, name: str) -> None:
@@ -108,8 +110,18 @@ class Points:
         elif self.way == "power":
             world.lose_power()
         elif self.way in ("pause", "race"):
+            self.is_racing = self.way == "race"
             world.pause(house.node, world.now_us + PAUSE_US)
             world.after(1, world.replace, house)
+
+    def open(self, house: House) -> None:
+        if self.is_racing:
+            self.is_racing = False
+            house.pause_in = self.point % 19
+
+    def pause(self, house: House) -> None:
+        self.world.pause(house.node, self.world.now_us + PAUSE_US // 2)
+        self.world.after(1, self.world.replace, house)
 
     def end(self, house: House) -> None:
         if house is self.victim:
@@ -138,6 +150,23 @@ def loads(workload: Any) -> list[Batches]:
     ]
 
 
+def reminders(workload: Any) -> list[Batches]:
+    """Timers that fire, abort and are cancelled; state that expires; messages and what comes back."""
+    f = workload.functions
+    workload.keys = ["a", 1]
+    return [
+        [[(f["remind"], "a", 0.0, 1, 5, False), (f["remind"], 1, 0.001, "a", 6, True), (f["touch"], 1, 3)]],
+        [[(f["post"], "a", 1, 4), (f["remind"], "a", 0.02, 1, 8, False)], [(f["forget"], "a")]],
+    ]
+
+
+def purchases(workload: Any) -> list[Batches]:
+    """External calls, within others and before an abort."""
+    f = workload.functions
+    workload.keys = ["a", 1]
+    return [[[(f["stamp"], 1), (f["buy_for"], "a", 1, 2), (f["buy"], 1, 4, True)]], [[(f["choose"], "a", 2)]]]
+
+
 OFTEN = {"snapshot_interval_us": 1, "snapshots_kept": 1}
 SMALL = {"epoch_transactions_max": 2, "segment_bytes_max": 1}
 
@@ -154,5 +183,13 @@ RECOVERIES = (
     Recovery("killed while it recovers", aborts, workers=0, limits=OFTEN, crash_first=40, ways=("kill", "power")),
     Recovery("killed while it begins", aborts, workers=0, crash_first=9, ways=("kill", "power")),
     Recovery("more workers, then fewer", one_by_one, limits=OFTEN, besides=rescale_twice, ways=("effect", "kill")),
-    Recovery("lists, histories judged from outside", appends, workload="append", limits=OFTEN),
+    Recovery("lists, histories judged from outside", appends, workload="append", limits=OFTEN, ways=("pause", "race")),
+    Recovery("timers and messages", reminders, workload="outside", workers=0, limits=OFTEN),
+    Recovery("timers and messages, over objects", reminders, workload="outside", store="objects", limits=SMALL),
+    Recovery("external calls", purchases, workload="outside", workers=0, limits=OFTEN),
+    Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN),
+    Recovery("three coordinators at once", aborts, workers=0, limits=OFTEN | SMALL, ways=("race",)),
+    Recovery(
+        "three coordinators at once, over objects", aborts, workers=0, store="objects", limits=OFTEN, ways=("race",)
+    ),
 )

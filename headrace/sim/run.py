@@ -95,6 +95,7 @@ class Run:
         rng = parameters.rng("workload")
         self.parameters = parameters
         self.workload = WORKLOADS[parameters.workload](rng, parameters.faults.misbehaviour)
+        self.workload.hooks.chance = parameters.rng("overruns")
         self.world = World(parameters, self.workload, trace)
         self.nemesis = Nemesis(self.world, parameters.rng("nemesis"))
         batches = self._batches(rng) if script is None else script(self.workload)

@@ -19,9 +19,11 @@ class Hooks:
     """By which a function tells the world that it overruns."""
 
     def __init__(self) -> None:
-        self.worker: Any = None  # the one that steps now; None while the oracle or a coordinator runs functions itself
+        self.worker: Any = None  # the one that steps now; None while the oracle or an engine runs functions itself
         self.spun: int | None = None  # the TID of the function that overran in this step
         self.is_stuck = False  # one overran, and nobody could stop it
+        self.has_dawdled = False  # one might have overrun
+        self.chance = random.Random(0)
 
     def watch(self, worker: Any) -> None:
         self.worker, self.spun, self.is_stuck = worker, None, False
@@ -31,6 +33,12 @@ class Hooks:
             self.spun = self.worker.running
         self.is_stuck = self.worker is None
         raise Spin
+
+    def dawdle(self) -> None:
+        """A function that overruns at times, though it is the same call: what is decreed then must be remembered."""
+        self.has_dawdled = True
+        if self.worker is not None and self.chance.random() < 0.6:
+            self.spin()
 
 
 class Workload(ABC):

@@ -392,7 +392,7 @@ class World:
             raise Broken(f"submission {effect.token} was answered twice: {answers.ids}")
         then, is_misuse, _ = node.house.tokens.pop(effect.token)
         if self.is_durable:
-            self.archive.answer(node.house, answers.epochs)
+            self.archive.answer(node.house, answers)
             if self.disk_times.random() < 0.05:
                 self.archive.check_worst()
         if not is_misuse:
@@ -408,9 +408,9 @@ class World:
             self.violate(f"submission {effect.token} was refused: {effect.error!r}")
         return repr(effect.token).encode()
 
-    def read(self, operator: str | None, key: Any) -> Look | None:
+    def read(self, operator: str | None, key: Any, house: House | None = None) -> Look | None:
         """None if nobody is there to be asked."""
-        house = self.house
+        house = house or self.house
         if house is None or not house.is_alive:
             return None
         look = Look(operator, key, self.history.now(), house)

@@ -1,14 +1,18 @@
-"""A store in memory that forgets like a disk, and writers that take turns: for the tests of the log."""
+"""A store in memory that forgets like a disk, writers that take turns, and a log to look at: for tests of the log."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
+from headrace.durability.log import BrokenAt, Log, Record
 from headrace.errors import ObjectMissing, StoreError
 
 Hook = Callable[[str, str], None]
+BOTH = pytest.mark.parametrize("can_append", [True, False], ids=["directory", "objects"])
 
 
 def nothing(operation: str, name: str) -> None:
@@ -174,3 +178,24 @@ class Process:
         self._go.acquire()
         if self._is_killed:
             raise Killed
+
+
+def data_of(records: Iterable[Record]) -> list[bytes]:
+    return [record.data for record in records]
+
+
+def written(can_append: bool = True, groups: int = 4, segment_bytes: int = 300) -> Disk:
+    """A log of several segments and two terms, with two records in each group; the last one was not closed."""
+    disk = Disk(can_append)
+    for half in (0, 1):
+        log = Log.take_over(disk.store(), segment_bytes=segment_bytes)
+        for n in range(half * groups, half * groups + groups):
+            log.append([b"first of group %d" % n, b"second of group %d" % n])
+    return disk
+
+
+def list_or_error(disk: Disk) -> tuple[list[Record], BrokenAt | None]:
+    try:
+        return list(Log.take_over(disk.store()).read(1)), None
+    except BrokenAt as error:
+        return [], error

@@ -462,12 +462,11 @@ def damaged(data: bytes) -> Iterator[bytes | None]:
     yield b""
     yield data[: len(data) // 2]
     yield data[:-1]
-    for at in {0, len(data) // 3, len(data) // 2, len(data) - 1}:
+    for at in {len(data) // 2, len(data) - 1}:
         yield data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-@pytest.mark.parametrize("kept", [1, 2], ids=["one snapshot", "two snapshots"])
-@pytest.mark.parametrize("is_closed", [False, True], ids=["crashed", "closed"])
+@pytest.mark.parametrize(("is_closed", "kept"), [(False, 1), (True, 2)], ids=["crashed", "closed, two snapshots"])
 @pytest.mark.parametrize("can_append", [True, False], ids=["files", "objects"])
 def test_with_any_file_damaged_a_store_starts_with_all_that_was_answered_or_says_which_file_it_is(
     can_append: bool, is_closed: bool, kept: int

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.durability.log import Log, read_log
 from headrace.errors import Fenced, StoreError
-from tests.durability.memory import Disk, MemoryStore, Process
-
-BOTH = pytest.mark.parametrize("can_append", [True, False], ids=["directory", "objects"])
+from tests.durability.memory import BOTH, Disk, MemoryStore, Process
 
 
 class CheckThenAppend(Log):

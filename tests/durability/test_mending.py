@@ -12,9 +12,7 @@ from headrace.durability.log import Log, Record, examine, highest_term, read_log
 from headrace.durability.mending import cut
 from headrace.durability.store import DirectoryStore
 from headrace.errors import Fenced, LogBroken
-from tests.durability.memory import Disk, Process
-
-BOTH = pytest.mark.parametrize("can_append", [True, False], ids=["directory", "objects"])
+from tests.durability.memory import BOTH, Disk, Process
 
 
 def written(can_append: bool = True) -> tuple[Disk, list[Record]]:
@@ -218,6 +216,43 @@ def test_whatever_is_broken_a_repair_leaves_a_log_that_can_be_read_and_written(
     assert found == records[log.first - 1 : log.first - 1 + len(found)]
     assert log.append([b"more"]) == log.last
     assert examine(disk.store()).is_sound
+
+
+@BOTH
+def test_a_log_that_ends_before_what_was_retired_is_broken_and_a_repair_lets_it_go_on(can_append: bool) -> None:
+    """The newest files are gone. That records below 13 were retired says that there were such."""
+    disk, _ = written(can_append)
+    Log.take_over(disk.store()).retire(below=13)
+    for ref in find_chain(disk.store(), "log").refs:
+        del disk.files[f"log/{ref.name}"]
+    with pytest.raises(LogBroken, match="ends with record 0, but record 13"):
+        Log.take_over(disk.store())
+    assert not examine(disk.store()).is_sound
+    assert repair(disk.store(), first=15).lost is None
+    log = Log.take_over(disk.store())
+    assert list(log.read(15)) == []
+    assert log.append([b"x"]) == 15
+    assert examine(disk.store()).is_sound
+
+
+def test_a_log_that_ends_before_what_a_snapshot_holds_goes_on_after_it() -> None:
+    disk, _ = written()
+    assert repair(disk.store(), first=19).lost is None
+    assert highest_term(disk.store()) == 3  # nothing to do
+    repair(disk.store(), first=25)
+    log = Log.take_over(disk.store())
+    assert log.append([b"x"]) == 25
+    assert [record.number for record in Log.take_over(disk.store()).read(25)] == [25]
+
+
+def test_a_log_that_is_cut_below_what_was_retired_keeps_what_is_written_then() -> None:
+    disk, _ = written()
+    Log.take_over(disk.store()).retire(below=16)
+    cut(disk.store(), "log", 5)
+    log = Log.take_over(disk.store(), segment_bytes=1)
+    for n in range(5, 20):
+        assert log.append([b"%d" % n]) == n
+    assert [record.number for record in Log.take_over(disk.store()).read(5)] == list(range(5, 20))
 
 
 @BOTH

@@ -498,9 +498,16 @@ class NoState(SimStore):
     refuses = False
 
     def put(self, name: str, data: bytes) -> None:
-        if self.refuses and name.startswith("state/"):
-            raise StoreError(f"no room for {name}")
+        self._check(name)
         super().put(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._check(name)
+        return super().create(name, data)
+
+    def _check(self, name: str) -> None:
+        if self.refuses and name.startswith(("state/", "snapshots/")):
+            raise StoreError(f"no room for {name}")
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -628,7 +628,7 @@ def test_a_story_catches_a_planted_mistake(mutant: type[Snapshots], story: Calla
         story(mutant)
 
 
-@pytest.mark.parametrize("mutant", [DeletionsLost, Aliased, ManifestFirst, GreedyRetirement, MetaLeftOut])
+@pytest.mark.parametrize("mutant", [LexicalOrder, DeletionsLost, Aliased, ManifestFirst, GreedyRetirement, MetaLeftOut])
 def test_the_oracle_catches_a_planted_mistake(mutant: type[Snapshots]) -> None:
     machine = type(mutant.__name__, (Oracle,), {"made": mutant})
     with pytest.raises((AssertionError, HeadraceError)):
