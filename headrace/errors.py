@@ -185,7 +185,7 @@ class Unreachable(HeadraceError):
 
 
 class StoreError(HeadraceError):
-    """The store of the log and the snapshots refuses, or does not answer. The message names the object and what to do."""
+    """The store of log and snapshots refuses, or does not answer. The message names the object and what to do."""
 
     code = "store_error"
     retry = True

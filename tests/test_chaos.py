@@ -156,13 +156,16 @@ def test_an_answer_that_differs_from_the_first_is_seen() -> None:
 # --- the real thing ---------------------------------------------------------------------------------------------------
 
 
-def started(*words: str) -> subprocess.Popen[str]:
+def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "headrace.cli", "chaos", *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"TMPDIR": str(folder)}  # what a kill leaves behind goes with the test
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
-def test_a_short_run_is_clean() -> None:
-    said, complaints = started("--seconds", "8", "--seed", "5", "--json").communicate(timeout=150)
+def test_a_short_run_is_clean(tmp_path: Path) -> None:
+    said, complaints = started(tmp_path, "--seconds", "8", "--seed", "5", "--json").communicate(timeout=150)
     assert said, complaints
     figures = json.loads(said.splitlines()[-1])
     assert (figures["lost"], figures["duplicated"], figures["violations"]) == (0, 0, 0), figures["found"]
@@ -171,8 +174,8 @@ def test_a_short_run_is_clean() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_is_left_over_however_it_ends(number: int) -> None:
-    chaos = started("--seconds", "60", "--json")
+def test_no_process_is_left_over_however_it_ends(number: int, tmp_path: Path) -> None:
+    chaos = started(tmp_path, "--seconds", "60", "--json")
     try:
         family = family_of(chaos)
         os.kill(chaos.pid, number)

@@ -243,6 +243,33 @@ def test_every_headrace_command_named_in_the_docs_exists() -> None:
                 assert word in options, f"{page}: {' '.join(words)}"
 
 
+def test_every_headrace_command_is_named_in_the_docs() -> None:
+    import typer
+
+    from headrace.cli import app
+
+    def leaves(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+        if hasattr(command, "commands"):
+            for name, child in command.commands.items():
+                yield from leaves(child, *words, name)
+        else:
+            yield words
+
+    named = [tuple(words[1:]) for _, words in commands("headrace")]
+    for words in leaves(typer.main.get_command(app)):
+        assert any(given[: len(words)] == words for given in named), " ".join(words)
+
+
+def test_what_to_do_is_said_for_every_error_that_a_store_can_bring() -> None:
+    from headrace import errors
+
+    found = [error for error in vars(errors).values() if isinstance(error, type) and issubclass(error, Exception)]
+    wanted = {error.code for error in found if issubclass(error, errors.StoreError)} - {errors.ObjectMissing.code}
+    wanted |= {error.code for error in (errors.Fenced, errors.AppChanged, errors.NotDeterministic)}
+    said = {row[0].strip("`"): row for row in table_rows("docs/operations.md") if len(row) == 3}
+    assert wanted <= set(said)
+
+
 def test_every_make_verb_named_in_the_docs_exists() -> None:
     verbs = set(re.findall(r"^([a-z][\w-]*)\s*:(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = commands("make")
@@ -309,8 +336,9 @@ def test_the_architecture_names_every_folder_and_only_what_is_missing_as_missing
     assert not missing & folders
 
 
-def test_the_way_of_a_request_passes_every_file_of_the_core() -> None:
-    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "headrace" / "core").glob("[!_]*.py")}
+@pytest.mark.parametrize("folder", ["core", "durability"])
+def test_the_way_of_a_request_passes_every_file(folder: str) -> None:
+    files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "headrace" / folder).glob("[!_]*.py")}
     assert files <= set(code_spans("docs/architecture.md"))
 
 

@@ -416,6 +416,7 @@ def test_a_wrapper_around_a_function_counts(app_of: Callable[..., App]) -> None:
         (("state=Account", "state=dict[str, Account]"), ["account"]),
         (('app.operator("counter"', 'app.operator("number"'), ["counter"]),
         (("state=Account", "state=app.record(Account) and None"), []),
+        (("state=Account", "state=Account, migrate=lambda key, old: old"), ["account"]),
         ((", state=Account", ""), ["account", "counter"]),
     ],
     ids=itertools.count(),
@@ -453,3 +454,13 @@ def test_a_schedule_is_a_part_of_it() -> None:
 def test_a_time_to_live_is_a_part_of_it(changed: Callable[..., list[str]]) -> None:
     found = changed(('app.operator("counter", ', 'app.operator("counter", ttl=60, '))
     assert found == ["operator counter: ttl is 60000000 us, it was not declared"]
+
+
+def test_a_migration_is_wanted_once(app_of: Callable[..., App]) -> None:
+    def made(hook: str) -> Fingerprint:
+        return fingerprint(app_of(BANK.replace("state=Account", f"state=Account{hook}")))
+
+    without, first, second = made(""), made(", migrate=lambda key, old: old"), made(", migrate=lambda key, old: None")
+    assert without.differences(first) == ["operator account: migrate is new"]
+    assert needs_migration(without, first) == needs_migration(first, second) == ["account"]
+    assert needs_migration(first, first) == needs_migration(first, without) == []

@@ -621,6 +621,50 @@ def test_an_operator_that_is_gone_needs_a_word(
     _, renamed = app_of(SHOP.replace('operator("wallet"', 'operator("purse"'))
     with unchanged(store):
         refused(store, AppChanged, "1 entities of operator 'wallet'", "migrate", app=renamed)
+    _, emptied = app_of(SHOP.replace("state=Wallet", "state=Wallet, migrate=lambda key, old: None"))
+    for _ in range(2):
+        with Runtime(emptied, store=store) as runtime:
+            assert runtime.state("wallet") == {}
+    Runtime(renamed, store=store).close()
+
+
+def test_a_migration_runs_once_also_where_the_type_stays_the_same(
+    headrace: Callable[..., Said], app_of: Callable[[str], tuple[str, App]], shop: tuple[str, Path]
+) -> None:
+    old, store = shop
+    assert headrace("upgrade", old, "--store", store)[0] == 0
+    _, in_cents = app_of(
+        SHOP.replace("state=Wallet", "state=Wallet, migrate=lambda key, old: Wallet(old['money'] * 100)")
+    )
+    for _ in range(2):
+        with Runtime(in_cents, store=store) as runtime:
+            assert runtime.get("wallet", "ada").money == 2000
+
+
+def test_time_travel_over_a_migration_needs_the_code_of_its_epoch(
+    headrace: Callable[..., Said], app_of: Callable[[str], tuple[str, App]], shop: tuple[str, Path]
+) -> None:
+    old, store = shop
+    assert headrace("upgrade", old, "--store", store)[0] == 0
+    source = WIDER.replace("state=Wallet", "state=Wallet, migrate=lambda key, old: Wallet(old['money'] * 100, key)")
+    new, app = app_of(source + "    @wallet.register\n    def look(ctx) -> int:\n        return ctx.get().money\n")
+    runtime = Runtime(app, store=store)
+    runtime.client.call("wallet.pay_in", "ada", 11)
+    runtime.client.call("wallet.look", "ada")
+    crash(runtime)
+
+    def money(target: str, epoch: int) -> Any:
+        code, said, _ = headrace(
+            "state", "get", "wallet", "ada", "--store", store, "--app", target, "--epoch", epoch, "--json"
+        )
+        return json.loads(said)["state"]["money"] if code == 0 else code
+
+    assert [money(old, epoch) for epoch in (2, 3)] == [20, 2]  # refused: other code has logged it
+    assert [money(new, epoch) for epoch in (2, 3, 4)] == [20, 2010, 2010]
+    assert headrace("verify", new, "--store", store)[0] == 0
+    assert headrace("restore", new, "--store", store, "--epoch", 3, "--into", store.parent / "three")[0] == 0
+    with Runtime(app, store=store.parent / "three") as runtime:
+        assert runtime.client.call("wallet.look", "ada") == 2010
 
 
 def test_new_code_can_be_verified_against_the_old_log(

@@ -15,6 +15,7 @@ from headrace.wire.messages import Answers
 
 BATCH = 10_000
 AT_ONCE = 3  # batches under way
+AT_ONCE_DURABLE = 6  # where they wait for a log
 
 Parts = list[tuple[list[int], list[tuple[Any, ...]]]]  # keys and arguments of each batch
 
@@ -39,7 +40,9 @@ def cut(pairs: list[tuple[int, int]], size: int, *more: int) -> Parts:
     return [([debtor for debtor, _ in part], [(creditor, *more) for _, creditor in part]) for part in parts]
 
 
-def send(runtime: Driver, function: Function, parts: Parts) -> tuple[list[Answers], float, Stopwatch]:
+def send(
+    runtime: Driver, function: Function, parts: Parts, at_once: int = AT_ONCE
+) -> tuple[list[Answers], float, Stopwatch]:
     """All batches in their order, a few under way at a time. Returns the answers, the time, and each batch's time."""
     batches = Stopwatch()
     pending: deque[tuple[float, Future[Answers]]] = deque()
@@ -54,7 +57,7 @@ def send(runtime: Driver, function: Function, parts: Parts) -> tuple[list[Answer
     gc.freeze()  # the workload is nobody's garbage
     began = time.perf_counter()
     for keys, args in parts:
-        if len(pending) >= AT_ONCE:
+        if len(pending) >= at_once:
             take()
         future = hand_over(runtime, function, keys, args)
         pending.append((time.perf_counter(), future))

@@ -6,7 +6,6 @@ few under way at a time; latency that of small batches at their due times, at a 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import ycsb
-from headrace.bench.clients import BATCH, Stopwatch, cut, send, send_batches_on_time
+from headrace.bench.clients import AT_ONCE_DURABLE, BATCH, Stopwatch, cut, send, send_batches_on_time
 from headrace.bench.stores import NEVER_US, WatchedStore, file_system, folder_on_disk, load, wait_until_kept
 from headrace.config import Config
 from headrace.runtime.inprocess import Runtime
@@ -50,12 +49,9 @@ class Side:
         self.runtime.snapshot()
 
     def run(self, pairs: list[tuple[int, int]]) -> None:
-        before = len(self.store.sizes["snapshots"])
-        began = time.perf_counter()
-        send(self.runtime, ycsb.transfer, cut(pairs, BATCH))
-        wait_until_kept(self.runtime)
-        elapsed = time.perf_counter() - began
-        self.laps.append(Lap(len(pairs) / elapsed, len(self.store.sizes["snapshots"]) - before))
+        before = len(self.store.snapshots)
+        _, elapsed, _ = send(self.runtime, ycsb.transfer, cut(pairs, BATCH), AT_ONCE_DURABLE)
+        self.laps.append(Lap(len(pairs) / elapsed, len(self.store.snapshots) - before))
         self.settle()
 
     def run_on_time(self, pairs: list[tuple[int, int]]) -> None:
@@ -112,7 +108,7 @@ def measure(
         "without_snapshots_p50_ms": round(without.latencies.percentile_ms(50), 3),
         "without_snapshots_p99_ms": round(without.latencies.percentile_ms(99), 3),
         "snapshots": sum(lap.snapshots for lap in taken.laps),
-        "bytes_per_snapshot": round(median(taken.store.sizes["state"] or [0])),
+        "bytes_per_snapshot": round(median(taken.store.state_bytes or [0])),
         "conserved": all(sum(state.values()) == entities * ycsb.BALANCE for state in states) and states[0] == states[1],
     }
 

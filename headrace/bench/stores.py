@@ -29,7 +29,8 @@ class WatchedStore(DirectoryStore):
         """Begin anew."""
         self.syncs_s: list[float] = []  # of the log
         self.bytes: dict[str, int] = {}  # written, by the first part of the name
-        self.sizes: dict[str, list[int]] = {"state": [], "snapshots": []}  # of whole objects, likewise
+        self.state_bytes: list[int] = []  # of each object of a snapshot
+        self.snapshots: set[str] = set()  # by epoch: a compaction makes a second one of the same
 
     def append(self, name: str, data: bytes) -> None:
         self._count_bytes(name, data)
@@ -55,8 +56,10 @@ class WatchedStore(DirectoryStore):
 
     def _count_object(self, name: str, data: bytes) -> None:
         self._count_bytes(name, data)
-        if name.partition("/")[0] in self.sizes:
-            self.sizes[name.partition("/")[0]].append(len(data))
+        if name.startswith("state/"):
+            self.state_bytes.append(len(data))
+        elif name.startswith("snapshots/"):
+            self.snapshots.add(name.partition("-")[0])
 
 
 @contextlib.contextmanager

@@ -467,7 +467,7 @@ class Coordinator(Engine):
 
     def _found(self, token: Any) -> Any:
         def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
-            self.found.append((self._position(), self.journal.check(), Found(token, entities)))
+            self.found.append((self._position(), self.journal.check(), Found(token, self._visible(entities))))
 
         return then
 

@@ -28,6 +28,7 @@ from headrace.core.execution import SerialExecutor
 from headrace.core.ingress import Ledger, SourceBatches, reuse
 from headrace.core.journal import (
     Appended,
+    Changes,
     Checked,
     Decree,
     Intent,
@@ -171,7 +172,7 @@ class Engine:
     def _after(self, now_us: int, effects: list[Any]) -> list[Any]:
         is_between = self.answered is None  # no epoch has begun and waits for the outside world
         if is_between and self.journal.wants_snapshot(now_us, self._last_number()):
-            self._take_snapshot(now_us, self.program.take_written())
+            self._take_snapshot(now_us, self.program.take_tables())
         self._answer(effects)
         self.ledger.forget(now_us)
         effects += self._performs()
@@ -272,7 +273,7 @@ class Engine:
                 return
             self.backlog.popleft()
             if isinstance(first, Read):
-                found = Found(first.token, list(self._select(first.operator, first.key)))
+                found = Found(first.token, self._visible(self._select(first.operator, first.key)))
                 self.found.append((self._position(), self.journal.check(), found))
             elif isinstance(first, TakeSnapshot):
                 self.journal.wanted.append(first.token)
@@ -339,6 +340,9 @@ class Engine:
             performs.append(Perform(need.call, need.name, self.program.values.decode(need.args)))
         return performs
 
+    def _visible(self, entities: Entities) -> Entities:
+        return self.program.visible(entities, self.sequencing.last_us)
+
     def _select(self, operator: str | None, key: Any) -> Entities:
         found: Entities = []
         for name in self.program.tables:
@@ -400,7 +404,7 @@ class Engine:
         """The record that the state follows from."""
         return self.last.position if self.last is not None else 0
 
-    def _take_snapshot(self, now_us: int, changed: Entities) -> None:
+    def _take_snapshot(self, now_us: int, changed: Changes) -> None:
         """The state is that at the end of an epoch, and nothing later has run."""
         if self.journal.is_full_next:
             changed = self._select(None, None)

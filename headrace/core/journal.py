@@ -95,13 +95,16 @@ class Keep(NamedTuple):
     epoch: Epoch
 
 
+Changes = Entities | dict[str, dict[Any, Any]]  # rows, or tables by operator; a deleted entity has the state MISSING
+
+
 class Snapshot(NamedTuple):
     """The state at the end of an epoch, as what changed since the last snapshot, and all else that the next epoch
     depends on."""
 
     epoch: int
     position: int  # the first record of the log that a recovery has to read
-    delta: Entities  # a deleted entity has the state MISSING
+    delta: Changes
     meta: dict[str, Any]
     is_full: bool = False  # nothing before it counts
 
@@ -221,15 +224,15 @@ class Journal:
             return None
         return self.saved_us + self.config.snapshot_interval_us
 
-    def take(self, now_us: int, changed: Entities, epoch: int, position: int, meta: dict[str, Any]) -> None:
+    def take(self, now_us: int, changed: Changes, epoch: int, position: int, meta: dict[str, Any]) -> None:
         """A snapshot: the state at the end of `epoch`. It is saved once all records of today are durable: they are what
         it follows from, and what is read after it."""
         if self.carried:
-            merged = {(operator, key): state for operator, key, state in [*self.carried, *changed]}
+            merged = {(operator, key): state for operator, key, state in [*self.carried, *rows_of(changed)]}
             changed, self.carried = [(*entity, state) for entity, state in merged.items()], []
         self.saved_us, self.transactions = now_us, 0
         self.promised, self.wanted = self.wanted, []
-        if epoch == self.saved_epoch:  # nothing has run since the last one
+        if epoch == self.saved_epoch and not self.is_full_next:  # nothing has run since the last one
             self._keep_promises()
             return
         self.unsaved = Snapshot(epoch, position, changed, meta, self.is_full_next)
@@ -270,7 +273,7 @@ class Journal:
         if self.saving.is_full:
             self.is_full_next, self.carried = True, []
         else:
-            self.carried = [*self.saving.delta, *self.carried]
+            self.carried = [*rows_of(self.saving.delta), *self.carried]
         self.saving = None
         promised, self.promised = self.promised, []
         return promised
@@ -278,3 +281,9 @@ class Journal:
     def drain(self) -> list[Effect]:
         effects, self.effects = self.effects, []
         return effects
+
+
+def rows_of(changes: Changes) -> Entities:
+    if not isinstance(changes, dict):
+        return changes
+    return [(operator, key, state) for operator, table in changes.items() for key, state in table.items()]

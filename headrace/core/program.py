@@ -137,27 +137,52 @@ class Program:
             if state is not MISSING:
                 yield key, state
 
+    def visible(self, entities: list[tuple[str, Key, Any]], now_us: int) -> list[tuple[str, Key, Any]]:
+        """Without those whose time is over, though nothing has deleted them yet."""
+        lives = {name: operator.ttl_us for name, operator in self.operators.items() if operator.ttl_us is not None}
+        if not lives:
+            return entities
+        return [
+            (name, key, state)
+            for name, key, state in entities
+            if name not in lives or now_us < written_us(state) + lives[name]
+        ]
+
     def count(self, operator: str) -> int:
         """How many entities have a state."""
         table, base = self.tables[operator], self.bases[operator]
         if not base:
             return len(table)
-        gone = sum(state is MISSING for state in table.values())
+        gone = list(table.values()).count(MISSING)  # in one go: an onlooker in another thread may ask
         return len(base) + len(table) - len(base.keys() & table.keys()) - gone
 
     def take_written(self) -> list[tuple[str, Key, Any]]:
         """What has changed since the last time, or the start: operator, key, and the sealed state, or MISSING."""
         written: list[tuple[str, Key, Any]] = []
-        for name, table in self.tables.items():
+        for name, table in self.take_tables().items():
             written += zip(repeat(name), table, table.values())
+        return written
+
+    def take_tables(self) -> dict[str, Table]:
+        """The same by operator. They belong to who takes them: a large state goes on with new ones, and nothing has to
+        be copied."""
+        taken: dict[str, Table] = {}
+        for name, table in self.tables.items():
+            if self.notes and type(table) is dict:
+                taken[name], self.tables[name] = table, {}
+                continue
+            taken[name] = dict(table)
             if not self.notes:
                 base = self.bases[name]
                 base.update(table)
                 for key in [key for key, state in table.items() if state is MISSING]:
                     del base[key]
             table.clear()
+        if self.notes:
+            for program in self.sharing:
+                program._run_below()
         self._look_at_size()
-        return written
+        return {name: table for name, table in taken.items() if table}
 
     def show_later(self, state_of: Callable[[str, Key], Any]) -> list[tuple[Any, Any]]:
         """What was written of what is to happen later: key and sealed state, or MISSING. Of what is to expire: operator

@@ -31,11 +31,13 @@ from headrace.core.journal import (
     SaveFailed,
     Snapshot,
 )
+from headrace.durability.records import Laid
 from headrace.durability.recovery import Opened
 from headrace.errors import StoreError
 
 LOG = logging.getLogger("headrace.durability")
 GROUP_MAX = 1_000  # records, or epochs' replies, written at once
+PATIENCE_S = 0.05  # replies are in no hurry: if they are lost, a replay gives them again
 MARKS_MAX = 64  # of the replies' times, in a snapshot
 
 
@@ -43,8 +45,13 @@ class Written(NamedTuple):
     """A record on its way to the log."""
 
     number: int
-    data: bytes
+    laid: Laid
+    pack: Callable[[Laid], bytes]
     retired: int = 0  # of a record that says so: the epoch below which snapshots are not used any more
+
+    @property
+    def data(self) -> bytes:
+        return self.pack(self.laid)
 
 
 class Desk:
@@ -52,12 +59,14 @@ class Desk:
 
     def __init__(self, opened: Opened) -> None:
         self.opened, self.records = opened, opened.records
+        self._replies: dict[int, Laid] = {}  # of epochs that are on their way
         self.kept = opened.kept_epoch  # the last epoch whose replies are in the store
 
     def encode(self, effect: Append) -> Written:
         """To be called when the effect comes: the epoch has not run yet."""
-        record = effect.record
-        return Written(effect.number, self.records.encode(record), record.epoch if isinstance(record, Retired) else 0)
+        record, records = effect.record, self.records
+        retired = record.epoch if isinstance(record, Retired) else 0
+        return Written(effect.number, records.lay_out(record), records.pack, retired)
 
     def append(self, group: Sequence[Written | Check]) -> list[Event]:
         """Write, sync, and make sure that the log is still ours."""
@@ -71,12 +80,19 @@ class Desk:
             news.append(Appended(last))
         return [*news, *(Checked(item.ticket) for item in group if isinstance(item, Check))]
 
+    def lay_out(self, epoch: Epoch) -> None:
+        """The first half of `keep`, which may be called by another thread."""
+        if epoch.number > self.kept and epoch.number not in self._replies:
+            self._replies[epoch.number] = self.records.lay_out_replies(epoch)
+
     def keep(self, epochs: list[Epoch]) -> None:
         """The replies of final epochs, in their order; those that are in the store already are not written again."""
         fresh = [epoch for epoch in epochs if epoch.number > self.kept]
         if fresh:
             assert fresh[0].number == self.kept + 1, f"replies of epoch {fresh[0].number} after those of {self.kept}"
-            self.opened.replies.append([self.records.encode_replies(epoch) for epoch in fresh])
+            for epoch in fresh:
+                self.lay_out(epoch)
+            self.opened.replies.append([self.records.pack(self._replies.pop(epoch.number)) for epoch in fresh])
             self.kept = fresh[-1].number
 
     def save(self, snapshot: Snapshot) -> list[Event]:
@@ -128,6 +144,7 @@ class Keeper:
             for name, serve in (("log", self._serve_log), ("keeper", self._serve_rest))
         ]
         self._is_broken = False
+        self._hurry = threading.Event()  # somebody waits for what is in `_rest`
         for thread in self._threads:
             thread.start()
 
@@ -139,15 +156,18 @@ class Keeper:
             case Check():
                 self._records.put(effect)
             case Keep(epoch):
+                self.desk.lay_out(epoch)
                 self._rest.put(epoch)
             case Save(snapshot):
                 self._rest.put(snapshot)
+                self._hurry.set()
 
     def close(self) -> None:
         """Finish what was handed over."""
         self._records.put(None)
         self._threads[0].join()
         self._rest.put(None)
+        self._hurry.set()
         self._threads[1].join()
         self.desk.opened.close()
 
@@ -171,10 +191,11 @@ class Keeper:
             for item in group:
                 if isinstance(item, Written) and item.retired:
                     self._rest.put(item)
+                    self._hurry.set()
 
     def _serve_rest(self) -> None:
         while not self._is_broken:
-            group = take_all(self._rest)
+            group = take_all(self._rest, self._hurry)
             while group and not self._is_broken:
                 count = next((at for at, item in enumerate(group) if not isinstance(item, Epoch)), len(group))
                 if count:
@@ -191,9 +212,12 @@ class Keeper:
                 del group[: count + 1]
 
 
-def take_all(waiting: queue.SimpleQueue[Any]) -> list[Any]:
-    """All that waits, at least one; nothing after None."""
+def take_all(waiting: queue.SimpleQueue[Any], hurry: threading.Event | None = None) -> list[Any]:
+    """All that waits, at least one; nothing after None. With `hurry`, more may gather until it is set."""
     group = [waiting.get()]
+    if hurry is not None:
+        hurry.wait(PATIENCE_S)
+        hurry.clear()
     while group[-1] is not None and len(group) < GROUP_MAX and not waiting.empty():
         group.append(waiting.get())
     return group

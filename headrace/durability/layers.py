@@ -14,7 +14,7 @@ Never here: names, manifests, stores, when to fold.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -77,10 +77,10 @@ def rows_of(delta: Changes, shards: Shards) -> Rows:
     return ordered(tables, homes)
 
 
-def by_operator(delta: Changes) -> list[tuple[str, list[Any], list[Any]]]:
+def by_operator(delta: Changes) -> list[tuple[str, Collection[Any], Collection[Any]]]:
     """Operator, keys, states."""
     if isinstance(delta, dict):
-        return [(name, list(table), list(table.values())) for name, table in delta.items() if table]
+        return [(name, table.keys(), table.values()) for name, table in delta.items() if table]
     whole = tuple(delta)
     operators = set(map(itemgetter(0), whole))
     runs: dict[str, Sequence[Any]] = {}
@@ -94,11 +94,11 @@ def by_operator(delta: Changes) -> list[tuple[str, list[Any], list[Any]]]:
     return [(name, list(map(itemgetter(1), run)), list(map(itemgetter(2), run))) for name, run in runs.items()]
 
 
-def homes_of(operator: str, columns: Columns, keys: list[Any] | None, shards: Shards) -> Any:
+def homes_of(operator: str, columns: Columns, keys: Collection[Any] | None, shards: Shards) -> Any:
     """The shard of each key."""
     if list(columns) == ["int"] and not columns["int"].null_count:
         return np.asarray(shards(operator, columns["int"].to_numpy()), np.int64)
-    return np.asarray(shards(operator, join(columns) if keys is None else keys), np.int64)
+    return np.asarray(shards(operator, join(columns) if keys is None else list(keys)), np.int64)
 
 
 def table_of(operator: str, keys: Columns, states: Columns) -> pa.Table:

@@ -20,7 +20,8 @@ from headrace.core.program import Table
 from headrace.core.restore import Left, Logged, restore
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_checked, with_checksum
 from headrace.durability.log import Log, bounds, read_log
-from headrace.durability.records import EpochHeader, Records, unpack
+from headrace.durability.migration import migrate
+from headrace.durability.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.recovery import snapshots_of
 from headrace.durability.snapshots import Loaded
 from headrace.durability.store import Store, open_store
@@ -38,7 +39,7 @@ class Replay(NamedTuple):
     epoch: int
     began: int  # the epoch of the snapshot that it began with; 0 if with nothing
     epochs: list[Epoch]
-    codes: frozenset[str]  # fingerprints of the code that wrote the snapshot and these epochs
+    codes: frozenset[str]  # fingerprints of the code that logged these epochs; if there are none, of the snapshot's
 
     def state(self) -> dict[str, Table]:
         """Sealed, by operator and key."""
@@ -72,6 +73,15 @@ class Past:
             return Fingerprint.from_plain(read_checked(self.store, f"apps/{digest}.json"))
         except (ObjectMissing, ValueError):
             return None
+
+    def _need_print(self, digest: str) -> Fingerprint:
+        found = self.print_of(digest)
+        if found is None:
+            raise AppChanged(
+                f"{self.store.url} was written by other code, and what that was is not known: apps/{digest}.json is "
+                "missing or broken. Restore it from a backup"
+            )
+        return found
 
     def load(self, epoch: int | None) -> Loaded | None:
         """The newest snapshot of this epoch or before. None if the log alone reaches back to the beginning."""
@@ -108,9 +118,13 @@ class Past:
         }
         if is_strict:
             self._check_code(mine, codes)
-        codes |= set() if loaded is None else {loaded.manifest.fingerprint}
         tables: dict[str, Table] = {} if loaded is None else loaded.tables
         meta = {} if loaded is None else loaded.manifest.meta
+        if loaded is not None and loaded.manifest.fingerprint != mine.digest:
+            if epochs:
+                tables = migrate(tables, self._need_print(loaded.manifest.fingerprint), mine, app, meta["closed_us"])
+            else:
+                codes.add(loaded.manifest.fingerprint)
         kept = [each for each in self.recorded(int(meta.get("oldest", 1)), began).values() if each.number <= began]
         last = records[-1].number if records else position - 1
         restore(engine, Left(began, tables, meta, kept, records, last))
@@ -123,20 +137,20 @@ class Past:
         return Replay(engine, epochs[-1].number if epochs else began, began, epochs, frozenset(codes))
 
     def _records(self, records: Records, position: int, epoch: int | None) -> list[Logged]:
-        """From this record on, without the epochs after `epoch` and what only they need."""
-        batches: dict[int, Batch] = {}
-        decoded = [
-            records.decode(record.number, record.data, batches) for record in read_log(self.store, "log", position)
+        """From this record on, without the epochs after `epoch` and what only they need: other code may have written
+        them."""
+        found = [(record, unpack(record.data)[0]) for record in read_log(self.store, "log", position)]
+        taken = [
+            record.number
+            for record, header in found
+            if isinstance(header, EpochHeader) and (epoch is None or header.number <= epoch)
         ]
-        if epoch is None:
-            return decoded
-        taken = [each for each in decoded if isinstance(each.record, Epoch) and each.record.number <= epoch]
-        last = max((each.number for each in taken), default=position - 1)
+        last = found[-1][0].number if epoch is None and found else max(taken, default=position - 1)
+        batches: dict[int, Batch] = {}
         return [
-            each
-            for each in decoded
-            if not (isinstance(each.record, Epoch) and each.record.number > epoch)
-            and not (isinstance(each.record, Batch) and each.number > last)
+            records.decode(record.number, record.data, batches)
+            for record, header in found
+            if record.number <= last or not isinstance(header, EpochHeader | BatchHeader)
         ]
 
     def _check_code(self, mine: Fingerprint, codes: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""What the log and the replies hold, as bytes: a header in msgpack, and columns in Arrow IPC with zstd.
+"""What the log and the replies hold, as bytes: a header in msgpack, and tables of columns (durability/tables.py).
 
     log:      an epoch (its rows, time and limits), a source's batch (its rows), or a note (decree, intent, response)
     replies:  an epoch again, with the outcome of every row
@@ -12,7 +12,7 @@ Never here: files, who writes when.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -21,11 +21,9 @@ from headrace.core.epoch import FINAL, Batch, Epoch, Piece
 from headrace.core.journal import Decree, Intent, Note, Record, Response, Retired
 from headrace.core.program import Args, Entry, Program
 from headrace.core.restore import Logged
-from headrace.durability.columns import keys_from_arrow, keys_to_arrow, sealed_from_arrow, sealed_to_arrow
+from headrace.durability.tables import Columns, Streams, from_bytes, from_column, to_column
 from headrace.errors import AppChanged, LogBroken, UnknownFunction
 from headrace.wire.messages import Failure, RequestIds
-
-ROWS_TO_COMPRESS = 32  # fewer are not worth it
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -59,14 +57,18 @@ class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
     failures: dict[int, Failure]
 
 
+class Laid(NamedTuple):
+    """A record in columns, not in bytes yet."""
+
+    header: Any
+    tables: tuple[Columns, ...] = ()
+
+
 Header = EpochHeader | BatchHeader | RepliesHeader | Decree | Intent | Response | Retired
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
-_plain = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
 _rows_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
-
-Columns = dict[str, pa.Array]
 
 
 class Records:
@@ -74,20 +76,26 @@ class Records:
 
     def __init__(self, program: Program, fingerprint: str = "") -> None:
         self.program, self.fingerprint, self.limits = program, fingerprint, program.config.limits()
+        self._streams = Streams()
         self._called: dict[int, tuple[EpochHeader, Columns]] = {}  # epoch -> what its replies repeat
 
     # --- the log ---
 
-    def encode(self, record: Record) -> bytes:
+    def lay_out(self, record: Record) -> Laid:
+        """The first half of the work, for who has just made the record; `pack` is the second, for any thread."""
         if isinstance(record, Epoch):
-            header, columns = self._epoch(record)
-            self._called[record.number] = header, columns
-            return pack(header, columns)
+            header, columns = self._called[record.number] = self._epoch(record)
+            return Laid(header, (columns,))
         if isinstance(record, Batch):
             assert record.source is not None
             rows, columns = calls_to_columns(record.entries, record.keys, record.args)
-            return pack(BatchHeader(record.source, record.given_ids, record.refused, rows), columns)
-        return pack(record, {})
+            return Laid(BatchHeader(record.source, record.given_ids, record.refused, rows), (columns,))
+        return Laid(record)
+
+    def pack(self, laid: Laid) -> bytes:
+        """The header, then each table of columns, each after its length."""
+        parts = [_encoder.encode(laid.header), *map(self._streams.to_bytes, laid.tables)]
+        return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
 
     def decode(self, number: int, data: bytes, batches: dict[int, Batch]) -> Logged:
         """`batches` are those decoded before, by the numbers of their records; a new one is added."""
@@ -106,17 +114,20 @@ class Records:
 
     # --- replies ---
 
-    def encode_replies(self, epoch: Epoch) -> bytes:
-        """An epoch that is final."""
+    def lay_out_replies(self, epoch: Epoch) -> Laid:
+        """Of an epoch that is final."""
         header, columns = self._called.pop(epoch.number) if epoch.number in self._called else self._epoch(epoch)
-        return pack(RepliesHeader(header, epoch.failures), columns, {"result": sealed_to_arrow(epoch.results)})
+        return Laid(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
+
+    def encode_replies(self, epoch: Epoch) -> bytes:
+        return self.pack(self.lay_out_replies(epoch))
 
     def decode_replies(self, data: bytes) -> Epoch:
         header, columns = unpack(data)
         if not isinstance(header, RepliesHeader):
             raise LogBroken(f"a record among the replies holds {type(header).__name__}")
         epoch = self._read_epoch(header.epoch, columns, None)
-        epoch.results = sealed_from_arrow(columns["result"])
+        epoch.results = from_column(columns["result"])
         epoch.failures = header.failures
         epoch.final_rows, epoch.phase = len(epoch), FINAL
         return epoch
@@ -183,18 +194,18 @@ class Records:
     ) -> tuple[list[Entry], list[Any], list[Args]]:
         if "key" not in columns:
             return [], [], []
-        keys = keys_from_arrow(columns["key"])
+        keys = from_column(columns["key"])
         called = [find(name, is_sealed) for name, is_sealed in rows.functions]
         entries = called * len(keys)
         if len(called) > 1:
-            entries = [called[at] for at in columns["function"].to_pylist()]
+            entries = [called[at] for at in from_column(columns["function"])]
         args: list[Args]
         if rows.width is None:
-            args = [_rows_decoder.decode(data) for data in columns["args"].to_pylist()]
+            args = [_rows_decoder.decode(data) for data in from_column(columns["args"])]
         elif rows.width == 0:
             args = [()] * len(keys)
         else:
-            given = [sealed_from_arrow(columns[f"arg{at}"]) for at in range(rows.width)]
+            given = [from_column(columns[f"arg{at}"]) for at in range(rows.width)]
             args = list(zip(*given, strict=True))
         return entries, keys, args
 
@@ -216,41 +227,34 @@ class Records:
 def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) -> tuple[Rows, Columns]:
     if not keys:
         return Rows([], 0), {}
-    columns: Columns = {"key": keys_to_arrow(keys)}
-    called = dict.fromkeys(entries)
-    if len(called) > 1:
-        numbers = {entry: at for at, entry in enumerate(called)}
-        columns["function"] = pa.array([numbers[entry] for entry in entries], pa.int32())
-    widths = set(map(len, args))
-    width = widths.pop() if len(widths) == 1 else None
-    if width is None:
-        columns["args"] = pa.array([_encoder.encode(row) for row in args], pa.large_binary())
+    columns: Columns = {"key": to_column(keys)}
+    called = [entries[0]]
+    if entries.count(entries[0]) < len(entries):
+        numbers = {entry: at for at, entry in enumerate(dict.fromkeys(entries))}
+        called = list(numbers)
+        columns["function"] = to_column([numbers[entry] for entry in entries])
+    given = turned(args)
+    if given is None:
+        columns["args"] = to_column([_encoder.encode(row) for row in args])
     else:
-        for at in range(width):
-            columns[f"arg{at}"] = sealed_to_arrow([row[at] for row in args])
+        columns |= {f"arg{at}": to_column(values) for at, values in enumerate(given)}
+    width = None if given is None else len(given)
     return Rows([(entry.name, entry is entry.sealed) for entry in called], width), columns
 
 
-def pack(header: Header, *tables: Columns) -> bytes:
-    """The header, then each table of columns, each after its length."""
-    sink = pa.BufferOutputStream()
-    head = _encoder.encode(header)
-    sink.write(len(head).to_bytes(4, "little") + head)
-    for columns in tables:
-        body = to_ipc(columns) if columns else b""
-        sink.write(len(body).to_bytes(4, "little"))
-        sink.write(body)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
-def to_ipc(columns: Columns) -> Any:
-    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-    options = pa.ipc.IpcWriteOptions(compression="zstd" if batch.num_rows >= ROWS_TO_COMPRESS else None)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
+def turned(rows: list[Args]) -> list[list[Any]] | None:
+    """The columns of rows that are all of one width; None if they are not."""
+    width = len(rows[0])
+    try:
+        if width == 1:
+            return [[value for (value,) in rows]]
+        if width == 2:
+            return [[value for value, _ in rows], [value for _, value in rows]]
+    except ValueError:
+        return None
+    if list(map(len, rows)).count(width) < len(rows):
+        return None
+    return [[row[at] for row in rows] for at in range(width)]
 
 
 def unpack(data: bytes) -> tuple[Header, Columns]:
@@ -263,15 +267,7 @@ def unpack(data: bytes) -> tuple[Header, Columns]:
             at += 4 + size
         columns: Columns = {}
         for part in parts[1:]:
-            columns |= from_ipc(part)
+            columns |= from_bytes(part)
         return _decoder.decode(parts[0]), columns
     except (msgspec.DecodeError, pa.ArrowException, ValueError, IndexError) as error:
         raise LogBroken(f"a record with a right checksum cannot be read: {error}. Is it of a newer version?") from None
-
-
-def from_ipc(data: memoryview) -> Columns:
-    if not data:
-        return {}
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-        batch = reader.read_next_batch()
-    return dict(zip(batch.schema.names, batch.columns, strict=True))

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -83,6 +84,7 @@ def open_store(where: str | Path) -> Store:
     return DirectoryStore(where)
 
 
+@lru_cache(4096)
 def check_name(name: str) -> str:
     """Refuses whatever could leave the store or hide in it: empty parts, "..", leading dots, strange characters."""
     for part in name.split("/"):
@@ -183,20 +185,22 @@ class DirectoryStore:
     # --- files that grow ----------------------------------------------------------------------------------------------
 
     def append(self, name: str, data: bytes) -> None:
-        path = self._path(name)
-        with self._explained("append to", path):
-            _write(self._file(name, path), data)
+        try:
+            _write(self._file(name), data)
+        except OSError as error:
+            raise self._error("append to", self._path(name), error) from error
 
     def sync(self, name: str) -> None:
-        path = self._path(name)
-        with self._explained("sync", path):
-            file = self._file(name, path)
+        try:
+            file = self._file(name)
             try:
                 _sync_data(file)
             except OSError as error:
                 self._failed[name] = str(error)  # the next sync may succeed without having written anything
                 raise
             self._dirty.discard(name)
+        except OSError as error:
+            raise self._error("sync", self._path(name), error) from error
 
     def close(self) -> None:
         """Closes the files that are kept open. The store can be used again."""
@@ -208,14 +212,16 @@ class DirectoryStore:
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
 
-    def _file(self, name: str, path: Path) -> int:
+    def _file(self, name: str) -> int:
         """The descriptor of an appended file, which stays open until it is synced."""
         with self._lock:  # or another thread could close what we are about to use
             if name in self._failed:
-                raise StoreError(f"{path} was not synced ({self._failed[name]}): what it holds now is uncertain")
+                raise StoreError(
+                    f"{self._path(name)} was not synced ({self._failed[name]}): what it holds now is uncertain"
+                )
             file = self._files.get(name)
             if file is None:
-                file = self._files[name] = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+                file = self._files[name] = os.open(self._path(name), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
                 idle = [other for other in self._files if other not in self._dirty and other != name]
                 for other in idle[: max(0, len(self._files) - OPEN_FILES_MAX)]:
                     os.close(self._files.pop(other))

@@ -35,6 +35,7 @@ class OperatorPrint(msgspec.Struct, frozen=True):
     combine: str = ""
     partition_by: str = ""
     ttl: str = ""
+    migrate: str = ""
 
 
 class TypePrint(msgspec.Struct, frozen=True):
@@ -101,14 +102,15 @@ def fingerprint(app: App) -> Fingerprint:
 
 
 def needs_migration(old: Fingerprint, new: Fingerprint) -> list[str]:
-    """The operators whose stored state the new code cannot take as it is: those that are gone, and those whose state
-    type, or a record inside it, has other fields. All other changes leave the state as it is."""
+    """The operators whose stored state the new code does not take as it is: those that are gone, those whose state
+    type, or a record inside it, has other fields, and those that were given a migration, or another one. All other
+    changes leave the state as it is."""
     return [name for name, operator in old.operators.items() if not takes_state(operator, name, old, new)]
 
 
 def takes_state(operator: OperatorPrint, name: str, old: Fingerprint, new: Fingerprint) -> bool:
     now = new.operators.get(name)
-    if now is None:
+    if now is None or (now.migrate and now.migrate != operator.migrate):
         return False
     declared_now = MAY_HOLD_ALL not in now.holds
     if MAY_HOLD_ALL not in operator.holds and declared_now and operator.state != now.state:
@@ -135,7 +137,7 @@ def in_operator(old: OperatorPrint, new: OperatorPrint) -> list[str]:
         before, after = getattr(old, part), getattr(new, part)
         if before != after:
             found.append(f"{part} is {after or 'not declared'}, it was {before or 'not declared'}")
-    for part in ("combine", "partition_by"):
+    for part in ("combine", "partition_by", "migrate"):
         before, after = getattr(old, part), getattr(new, part)
         if before != after:
             found.append(f"{part} {'is gone' if not after else 'changed' if before else 'is new'}")
@@ -174,10 +176,15 @@ def of_operator(operator: Operator, survey: Survey) -> OperatorPrint:
     return OperatorPrint(
         state="" if operator.state is None else type_text(operator.state),
         holds=[MAY_HOLD_ALL] if operator.state is None else sorted(record.__qualname__ for record in held),
-        combine="" if operator.combine is None else digest_of(survey.value(operator.combine)),
-        partition_by="" if operator.partition_by is None else digest_of(survey.value(operator.partition_by)),
+        combine=of_hook(operator.combine, survey),
+        partition_by=of_hook(operator.partition_by, survey),
         ttl="" if operator.ttl_us is None else f"{operator.ttl_us} us",
+        migrate=of_hook(operator.migrate, survey),
     )
+
+
+def of_hook(function: Any, survey: Survey) -> str:
+    return "" if function is None else digest_of(survey.value(function))
 
 
 def fields_of(record: type) -> list[tuple[str, str]]:

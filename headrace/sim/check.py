@@ -5,7 +5,7 @@ The others (answers that differ, terms out of order, an answer nobody asked for)
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.builtin import BUILT_IN
 from headrace.core.ingress import Admission
@@ -16,10 +16,21 @@ from headrace.sim.history import History, Look, Row
 from headrace.sim.oracle import Entity, Oracle
 from headrace.sim.workload import Spin, Workload
 from headrace.wire.messages import Failure
-from headrace.wire.values import WRAP_BYTES, Values, is_wrapped
+from headrace.wire.values import WRAP_BYTES, Values, is_wrapped, written_us
 
 State = dict[Entity, Any]
 Tables = dict[str, dict[Any, Any]]
+
+
+class Moment(NamedTuple):
+    """What the reference has after a transaction."""
+
+    state: State
+    written: dict[Entity, int]  # when, of what expires
+    time_us: int  # the log's
+
+    def encoded(self, values: Values) -> dict[Entity, bytes]:
+        return {entity: stamped(values.encode(value), self.written.get(entity)) for entity, value in self.state.items()}
 
 
 class Reference:
@@ -120,7 +131,7 @@ def check_history(
     if wrong or reference.wrong:
         return wrong
     workload.hooks.watch(None)
-    states: list[State] = [{}]
+    moments = [Moment({}, {}, 0)]
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)
@@ -139,22 +150,25 @@ def check_history(
             wrong.append(f"TID {row.tid} does not return, and the log has no decree about it")
         if row.answered < 1 << 62:
             wrong += check_row(row, expected, values)
-        states.append(oracle.state)
+        moments.append(Moment(oracle.state, dict(oracle.written), oracle.now_us))
         oracle.state = dict(oracle.state)
     wrong += reference.wrong
-    wrong += [f"{key} was never due: {state!r}" for (name, key), state in states[-1].items() if name == BUILT_IN.name]
+    wrong += [
+        f"{key} was never due: {state!r}" for (name, key), state in moments[-1].state.items() if name == BUILT_IN.name
+    ]
+    lives_us = {name: operator.ttl_us for name, operator in workload.app.operators.items() if operator.ttl_us}
     for look in history.looks:
-        wrong += check_look(look, log, states, values)
+        wrong += check_look(look, log, moments, lives_us, values)
     for epoch, tables in snapshots.items():
         end = max((at for at, row in enumerate(log, start=1) if (row.epoch or 0) <= epoch), default=0)
-        wrong += check_snapshot(epoch, tables, states[end], values)
+        wrong += check_snapshot(epoch, tables, moments[end], values)
     return wrong + workload.check(log)
 
 
-def check_snapshot(epoch: int, tables: Tables, state: State, values: Values) -> list[str]:
+def check_snapshot(epoch: int, tables: Tables, moment: Moment, values: Values) -> list[str]:
     """A snapshot holds the state at the end of its epoch."""
     found = {(name, key): canonical(sealed, values) for name, table in tables.items() for key, sealed in table.items()}
-    expected = {entity: values.encode(value) for entity, value in state.items()}
+    expected = moment.encoded(values)
     if found == expected:
         return []
     differing = sorted((e for e in {*found, *expected} if found.get(e) != expected.get(e)), key=repr)
@@ -249,9 +263,11 @@ def failure_of(failure: Failure) -> tuple[Any, ...]:
     return failure.type, failure.message, failure.function, failure.key
 
 
-def check_look(look: Look, log: list[Row], states: list[State], values: Values) -> list[str]:
+def check_look(
+    look: Look, log: list[Row], moments: list[Moment], lives_us: dict[str, int], values: Values
+) -> list[str]:
     """What was found is the oracle's state at the end of an epoch: not before what had been answered when it was asked,
-    not after what was sent when it was found."""
+    not after what was sent when it was found. What has expired is not found, though it may not be deleted yet."""
     what = f"state of {look.operator or 'everything'}{'' if look.key is None else f', {look.key!r}'}"
     if not look.found:
         return [f"the {what}, asked at {look.asked}, was never found"]
@@ -265,18 +281,37 @@ def check_look(look: Look, log: list[Row], states: list[State], values: Values) 
     possible = []
     for end in ends:
         if end >= least and all(row.sent < look.found for row in log[:end]):
-            state = selected(states[end], look)
-            if {entity: values.encode(value) for entity, value in state.items()} == found:
+            moment = moments[end]
+            state = selected(moment.state, look)
+            if is_found(found, moment._replace(state=state), moments[-1].time_us, lives_us, values):
                 return []
             possible.append((end, state))
     seen = {(operator, key): values.unseal(state) for operator, key, state in look.entities}
     return [f"the {what} is at no end of an epoch what was found: {differences(seen, possible)}"]
 
 
+def is_found(
+    found: dict[Entity, bytes], moment: Moment, last_us: int, lives_us: dict[str, int], values: Values
+) -> bool:
+    """The log's time may be later than that of the last epoch that has run."""
+    expected = moment.encoded(values)
+    for entity in list(expected):
+        if entity[0] in lives_us:
+            ends_us = moment.written[entity] + lives_us[entity[0]]
+            if ends_us <= moment.time_us or (ends_us <= last_us and entity not in found):
+                del expected[entity]
+    return found == expected
+
+
 def canonical(sealed: Any, values: Values) -> bytes:
-    if is_wrapped(sealed):  # with the time at which it was written
-        return bytes(sealed[WRAP_BYTES:])
+    if is_wrapped(sealed):
+        return stamped(bytes(sealed[WRAP_BYTES:]), written_us(sealed))
     return sealed if type(sealed) is bytes else values.encode(sealed)
+
+
+def stamped(encoded: bytes, time_us: int | None) -> bytes:
+    """With the time at which it was written, if that matters."""
+    return encoded if time_us is None else b"%d " % time_us + encoded
 
 
 def selected(state: State, look: Look) -> State:

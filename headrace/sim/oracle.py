@@ -89,6 +89,15 @@ class Oracle:
             self.fail(error, where)
             raise
 
+    def visible(self, now_us: int, app: App) -> dict[Entity, Any]:
+        """The state, without what has expired though nothing has deleted it yet."""
+        lives = {name: operator.ttl_us for name, operator in app.operators.items() if operator.ttl_us is not None}
+        return {
+            entity: state
+            for entity, state in self.state.items()
+            if entity[0] not in lives or now_us < self.written[entity] + lives[entity[0]]
+        }
+
     def carry(self, value: Any) -> Any:
         if self.values is None:
             return copy.deepcopy(value)

@@ -42,6 +42,7 @@ class Recovery:
     faults: Faults = dataclasses.field(default_factory=Faults)
     besides: Callable[[World], None] = lambda world: None  # what else happens
     is_source: bool | None = False
+    chaos_us: int = 60_000  # points are counted as long
     crash_first: int | None = None  # an operation before which it is killed anyway
     ways: tuple[str, ...] = ("effect", "kill", "middle", "power", "pause")
 
@@ -53,7 +54,7 @@ class Recovery:
             workers=self.workers,
             mode=self.mode,
             config=Config(**limits),
-            chaos_us=60_000,
+            chaos_us=self.chaos_us,
             delay_us=100,
             store=self.store,
             faults=self.faults,
@@ -186,8 +187,8 @@ RECOVERIES = (
     Recovery("lists, histories judged from outside", appends, workload="append", limits=OFTEN, ways=("pause", "race")),
     Recovery("timers and messages", reminders, workload="outside", workers=0, limits=OFTEN),
     Recovery("timers and messages, over objects", reminders, workload="outside", store="objects", limits=SMALL),
-    Recovery("external calls", purchases, workload="outside", workers=0, limits=OFTEN),
-    Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN),
+    Recovery("external calls", purchases, workload="outside", workers=0, limits=OFTEN, chaos_us=150_000),
+    Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN, chaos_us=150_000),
     Recovery("three coordinators at once", aborts, workers=0, limits=OFTEN | SMALL, ways=("race",)),
     Recovery(
         "three coordinators at once, over objects", aborts, workers=0, store="objects", limits=OFTEN, ways=("race",)

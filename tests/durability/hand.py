@@ -261,9 +261,13 @@ class Hand(Fleet):
                 return []
             self.now_us = max(self.now_us, due)
 
-    def happen(self, rng: random.Random) -> bool:
-        """One thing happens, whichever. False if nothing can."""
-        ready = [self.deliver, self.work, self.perform, lambda: bool(self.records) and self.sync(rng.randint(1, len(self.records)))]
+    def happen(self, rng: random.Random, sync_chance: float = 1.0) -> bool:
+        """One thing happens, whichever. False if nothing can. With a small `sync_chance` the log is slow."""
+
+        def sync_some() -> bool:
+            return bool(self.records) and rng.random() < sync_chance and self.sync(rng.randint(1, len(self.records)))
+
+        ready = [self.deliver, self.work, self.perform, sync_some]
         rng.shuffle(ready)
         return any(one() for one in ready)
 

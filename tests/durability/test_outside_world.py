@@ -115,6 +115,7 @@ class Life:
         self.bank = Bank(rng)
         self.requests = [(rng.choice(KINDS), f"k{at}") for at in range(rng.randint(3, 14))]
         self.answered: dict[int, list[Reply]] = {}
+        self.sync_chance = rng.choice([0.02, 0.2, 1.0])
         self.now_us = 0
         self.begin()
 
@@ -172,7 +173,7 @@ class Life:
             elif chance < 0.225:
                 self.die()
             else:
-                self.hand.happen(rng)
+                self.hand.happen(rng, self.sync_chance)
             self.look()
 
     def finish(self) -> None:

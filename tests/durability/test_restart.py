@@ -70,6 +70,7 @@ class Life:
             for query in ("q", "r")
         }
         self.answered: dict[Any, list[Reply]] = {}
+        self.sync_chance = rng.choice([0.02, 0.2, 1.0])
         self.now_us = 0
         self.deaths = 0
         self.begin()
@@ -139,7 +140,7 @@ class Life:
             elif chance < 0.17:
                 self.die()
             else:
-                self.hand.happen(rng)
+                self.hand.happen(rng, self.sync_chance)
             self.look()
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 import pytest
 
 from headrace.sim.crashes import SCENARIOS, Scenario, crash_everywhere
+from headrace.sim.durable_mutants import DURABLE_MUTANTS
 from headrace.sim.mutants import MUTANTS, Mutant, caught_by
 from headrace.sim.parameters import Parameters, draw
 from headrace.sim.run import PROBES, Report, run, simulate
@@ -43,6 +44,11 @@ def test_every_class_of_faults_happens(reports: list[Report]) -> None:
     expected |= {"partitions two-way", "crashes", "crashes armed in a recovery", "pauses", "zombies", "clocks off"}
     expected |= {"frames again", "frames of old terms again", "client retries", "client replies lost", "rescales"}
     expected |= {"overruns", "false alarms", "reached a successor", "client requests lost", "silent links"}
+    expected |= {"coordinator crashes", "coordinator pauses", "coordinators superseded", "false takeovers"}
+    expected |= {"coordinator pauses in a store operation", "crashes armed in a coordinator's recovery", "power lost"}
+    expected |= {"unsynced kept", "unsynced lost", "unsynced cut", "unsynced holes", "flipped bits", "store full"}
+    expected |= {"store errors", "slow store operations", "deletions undone", "writes seen half done"}
+    expected |= {"append failed, fenced", "start failed, the store refuses", "start failed, fenced"}
     assert expected <= set(hit)
 
 
@@ -96,7 +102,7 @@ def test_a_crash_before_any_effect_is_survived(scenario: Scenario) -> None:
     assert sum(report.faults.get("crashes", 0) > 0 for _, report in runs) >= len(runs) - 1
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *DURABLE_MUTANTS], ids=lambda mutant: mutant.name)
 def test_a_planted_mistake_is_caught(mutant: Mutant) -> None:
     assert caught_by(mutant, range(200)) is not None
 
@@ -108,8 +114,17 @@ def test_parameters_follow_from_the_seed_alone() -> None:
 
 def test_a_calm_world_is_clean_in_every_mode_with_every_number_of_workers() -> None:
     for workload in ("bank", "append", "programs"):
-        for workers in range(1, 6):
+        for workers in range(6):
             for mode in ("auto", "ordered", *(["serial"] if workers == 1 else [])):
-                report = run(Parameters(workers, workload, workers=workers, mode=mode, chaos_us=50_000))
+                store = ("none", "files", "objects")[workers % 3]
+                report = run(Parameters(workers, workload, workers=workers, mode=mode, chaos_us=50_000, store=store))
                 assert report.violations == []
                 assert report.transactions >= 35
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("store", ["files", "objects"])
+def test_time_chance_and_the_outside_world_are_repeated_by_the_log(workers: int, store: str) -> None:
+    report = run(Parameters(workers, "outside", workers=workers, chaos_us=50_000, store=store))
+    assert report.violations == []
+    assert report.probes["external calls"] > 0

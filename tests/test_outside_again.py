@@ -1,0 +1,137 @@
+"""Timers, external calls and what expires, when the engine is killed and another one goes on from its store."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, NamedTuple
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from headrace.core.deferred import Perform, Responded
+from headrace.core.epoch import Epoch
+from headrace.core.journal import Append, Response, TakeSnapshot
+from headrace.sim.disk import SimStore
+from headrace.sim.oracle import Oracle
+from tests.cluster import exactly
+from tests.durability.hand import Hand, after_power_loss, memory
+from tests.outside import SECOND, response
+from tests.test_outside import BODIES, LOGS, outside
+from tests.test_serializability import MANY
+
+
+def respond(perform: Perform) -> Responded:
+    return Responded(perform.call, *response(*perform))
+
+
+class Killed(NamedTuple):
+    workers: list[int]  # of the engines, one after the other; 0 is one without workers
+    transactions_max: int
+    batches: int
+    snapshot_chance: float
+    sync_chance: float
+    seed: int
+
+
+KILLED = st.builds(
+    Killed,
+    st.lists(st.integers(0, 3), min_size=2, max_size=4),
+    st.integers(1, 6),
+    st.integers(1, 3),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0.1, 1.0]),
+    st.integers(0, 1 << 32),
+)
+
+
+class Story:
+    """What is in the log, whoever wrote it."""
+
+    def __init__(self, way: Killed) -> None:
+        self.way, self.rng = way, random.Random(way.seed)
+        self.store: SimStore = memory()
+        self.records: dict[int, Any] = {}
+        self.now_us = 0
+        self.seen: set[str] = set()
+
+    def engine(self, workers: int) -> Hand:
+        """The next one; what its predecessor had not made durable is gone."""
+        if self.rng.random() < 0.5:
+            self.store = after_power_loss(self.store)
+        story = self
+
+        class Watched(Hand):
+            is_new = True
+
+            def _apply(self, node: int, effects: list[Any]) -> None:
+                if self.is_new:  # what was not durable is not there
+                    self.is_new, last = False, self.opened.log.last
+                    story.records = {number: each for number, each in story.records.items() if number <= last}
+                story.records |= {each.number: each.record for each in effects if isinstance(each, Append)}
+                super()._apply(node, effects)
+
+        config = {"epoch_transactions_max": self.way.transactions_max, "snapshot_interval_us": 1 << 60}
+        hand = Watched(self.store, outside.app, workers, self.now_us, self.rng.randrange(1 << 30), **config)
+        hand.outside = respond
+        return hand
+
+    def live(self, hand: Hand, steps: int) -> None:
+        for _ in range(steps):
+            if self.rng.random() < self.way.snapshot_chance:
+                hand.submit(TakeSnapshot(object()))
+            if not hand.happen(self.rng, self.way.sync_chance):
+                due = min(hand.timers.values(), default=None)
+                if due is None:
+                    break
+                hand.now_us = max(hand.now_us, min(due, hand.now_us + SECOND))
+        self.now_us = hand.now_us
+
+    def check(self, hand: Hand) -> None:
+        """Every row of the log, and the state, are what a loop over the log gives, with the responses in it."""
+        values = hand.core.program.values
+        given = {each.call: each for each in self.records.values() if isinstance(each, Response)}
+
+        def logged(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | None]:
+            return values.unseal(given[call].result), given[call].failure
+
+        oracle = Oracle(values, app=outside.app, seed=hand.opened.seed, respond=logged)
+        epochs = [each for _, each in sorted(self.records.items()) if isinstance(each, Epoch)]
+        assert [epoch.number for epoch in epochs] == list(range(1, len(epochs) + 1))
+        for epoch in epochs:
+            oracle.now_us = epoch.closed_us
+            for row, entry in enumerate(epoch.entries):
+                args = values.decode(epoch.args[row][0]) if entry.sealed is entry else epoch.args[row]
+                assert oracle.tid + 1 == epoch.tids[row]
+                oracle.transact(entry.function, epoch.keys[row], *args)
+        assert exactly(hand.state()) == exactly(oracle.visible(hand.core.sequencing.last_us, outside.app))
+
+
+def tell(bodies: Any, log: Any, way: Killed) -> Story:
+    outside.bodies = [bodies[body % len(bodies)] for body in range(3)]
+    calls = [(outside.forms[operator][form], key, *args) for operator, form, key, *args in log]
+    story, answered = Story(way), {}
+    size = -(-len(calls) // way.batches)
+    for life, workers in enumerate(way.workers):
+        hand = story.engine(workers)
+        tokens = {}
+        for number, at in enumerate(range(0, len(calls), size)):  # who has no answer asks again
+            tokens[hand.send(f"batch{number}", calls[at : at + size])] = number
+            story.live(hand, story.rng.randrange(60))
+        if life + 1 == len(way.workers):
+            while hand.settle() or hand.performs or story.now_us + 20 * SECOND > hand.now_us:
+                story.now_us = min(story.now_us, hand.now_us)
+                hand.now_us += SECOND
+        for token, replies in hand.answers.items():
+            replied = repr([(reply.tid, reply.result, reply.failure) for reply in replies])
+            assert answered.setdefault(tokens[token], replied) == replied, "another answer than before"
+    assert len(answered) == len(set(tokens.values())), "something was not answered"
+    story.check(hand)
+    return story
+
+
+@given(BODIES, LOGS, KILLED)
+@settings(max_examples=2 * MANY)
+def test_whoever_goes_on_does_what_a_loop_over_the_log_does(bodies: Any, log: Any, way: Killed) -> None:
+    story = tell(bodies, log, way)
+    names = {entry.name for each in story.records.values() if isinstance(each, Epoch) for entry in each.entries}
+    event(f"timers: {'headrace.fire' in names}")
