@@ -64,8 +64,13 @@ def begin(ctx: Context, plan: str, card: str) -> str:
 
 @subscription.register
 async def pay(ctx: Context) -> str:
-    """The trial is over. The payment is part of this transaction: it goes on with what the provider says."""
-    mine: Subscription = ctx.get()
+    """The trial is over, or somebody does not wait for that. The payment is part of this transaction: it goes on with
+    what the provider says."""
+    mine: Subscription | None = ctx.get()
+    if mine is None or mine.status not in ("trial", "unpaid"):
+        raise Abort(f"{ctx.key} has nothing to pay")
+    if mine.timer is not None:
+        ctx.cancel(mine.timer)  # if it is the timer that calls, it is gone already, and this does nothing
     try:
         payment = await ctx.call_external("charge", mine.card, PRICES[mine.plan])
     except ExternalFailed:  # nobody answers there. An abort would end it here: a timer fires once
@@ -90,7 +95,7 @@ def mailed(ctx: Context, number: str | None, error: str | None) -> None:
 
 @subscription.register
 def cancel(ctx: Context) -> None:
-    mine = ctx.get()
+    mine: Subscription | None = ctx.get()
     if mine is None or mine.status == "cancelled":
         raise Abort(f"{ctx.key} has no subscription")
     if mine.timer is not None:
@@ -130,7 +135,7 @@ def log_in(ctx: Context, customer: str) -> None:
 @session.register
 def visit(ctx: Context) -> str | None:
     """Whose session it is, if it has not ended. Each visit keeps it for another half hour."""
-    customer = ctx.get()
+    customer: str | None = ctx.get()
     if customer is not None:
         ctx.put(customer)
     return customer

@@ -28,6 +28,18 @@ def response(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | No
     return (None, f"{name} is closed") if drawn % 4 == 0 else ([name, drawn % 1_000], None)
 
 
+def check_nothing_is_left(oracle: Oracle, epochs: Sequence[Epoch], now_us: int) -> None:
+    """What is due has happened, once; what has expired is deleted."""
+    rows = [(entry.name, key) for epoch in epochs for entry, key in zip(epoch.entries, epoch.keys, strict=True)]
+    fired = [key for name, key in rows if name == "headrace.fire"]
+    assert len(set(fired)) == len(fired), "something fired twice"
+    assert oracle.app is not None
+    assert oracle.visible(now_us, oracle.app) == oracle.state, "what has expired is still there"
+    waiting = {key: state for (name, key), state in oracle.state.items() if name == "headrace"}
+    overdue = [key for key, state in waiting.items() if type(state) is tuple and state[1] <= now_us]
+    assert not overdue, f"still there: {[waiting[key] for key in overdue]}"
+
+
 class World(Fleet):
     """With 0 workers an engine. Submissions get the tokens 0, 1, 2 and so on; `replies[token]` are those that left."""
 
@@ -149,6 +161,7 @@ class World(Fleet):
                     ran = ("aborted", failure.type, failure.message, failure.function, failure.key)
                 assert repr(ran) == repr(expected), f"TID {epoch.tids[row]}, {entry.name} of {epoch.keys[row]!r}"
         assert exactly(self.state()) == exactly(oracle.visible(self.core.sequencing.last_us, self.app))
+        check_nothing_is_left(oracle, self.epochs, self.now_us)
         for worker in self.workers.values():
             left = (worker.progress, worker.ordered.parts, worker.early, worker.ordered.aborted)
             assert not any(left), "an epoch was left behind"

@@ -351,6 +351,17 @@ def test_a_trial_that_was_cancelled_is_never_paid(trials: Subscriptions) -> None
     assert len(trials.outside.payments) == 1
 
 
+def test_who_pays_early_does_not_pay_again_when_the_trial_ends(trials: Subscriptions) -> None:
+    for name in ("ann", "bo"):
+        trials.call(subscriptions.begin, name, "basic", "good")
+    assert trials.call(subscriptions.pay, "bo") == "active"
+    trials.restart(timedelta(days=15))
+    trials.wait_for("ann", status="active")
+    assert len(trials.outside.payments) == 2
+    with pytest.raises(Aborted, match="bo has nothing to pay"):
+        trials.call(subscriptions.pay, "bo")
+
+
 def test_a_payment_whose_answer_got_lost_is_made_once(trials: Subscriptions) -> None:
     trials.call(subscriptions.begin, "ann", "pro", "good")
     trials.outside.bad_calls = 2

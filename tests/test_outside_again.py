@@ -15,7 +15,7 @@ from headrace.sim.disk import SimStore
 from headrace.sim.oracle import Oracle
 from tests.cluster import exactly
 from tests.durability.hand import Hand, after_power_loss, memory
-from tests.outside import SECOND, response
+from tests.outside import SECOND, check_nothing_is_left, response
 from tests.test_outside import BODIES, LOGS, outside
 from tests.test_serializability import MANY
 
@@ -104,6 +104,7 @@ class Story:
                 assert oracle.tid + 1 == epoch.tids[row]
                 oracle.transact(entry.function, epoch.keys[row], *args)
         assert exactly(hand.state()) == exactly(oracle.visible(hand.core.sequencing.last_us, outside.app))
+        check_nothing_is_left(oracle, epochs, hand.now_us)
 
 
 def tell(bodies: Any, log: Any, way: Killed) -> Story:

@@ -87,7 +87,9 @@ def durable(
             latencies = [latency(runtime, keys, theta, seconds) for runtime in sides]
             syncs_s = list(store.syncs_s)
             progress(2 * round(RATE_PER_S * seconds))
-            wait_until_kept(kept)
+            kept.snapshot()  # so that none is under way when the store is copied, and the log goes on after it
+            for runtime in sides:
+                lap(runtime, cut(ycsb.transfers(keys, theta, BATCH, -1), BATCH))
             shutil.copytree(store.root, folder / "copy")
             state, expected = kept.state(ycsb.account), plain.state(ycsb.account)
             mode = kept.metrics()["mode"]

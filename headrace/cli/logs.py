@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 
 from headrace.core.journal import Decree, Intent, Response, Retired
-from headrace.durability.columns import keys_from_arrow, sealed_from_arrow
 from headrace.durability.log import bounds, read_log
 from headrace.durability.mending import Report, examine
 from headrace.durability.migration import LooseValues
 from headrace.durability.past import Past
-from headrace.durability.records import BatchHeader, Columns, EpochHeader, RepliesHeader, Rows, unpack
+from headrace.durability.records import BatchHeader, EpochHeader, RepliesHeader, Rows, unpack
 from headrace.durability.repairs import repair_store
+from headrace.durability.tables import Columns, from_column
 from headrace.errors import BadRequest, HeadraceError
 
 LOG, REPLIES = "log", "replies"
@@ -94,7 +94,7 @@ def of_epoch(header: EpochHeader, columns: Columns, failures: dict[int, Any], ca
         own = [
             row for piece, start in pieces_of(header) if not piece.source for row in range(start, start + piece.size)
         ]
-        results = sealed_from_arrow(columns["result"]) if "result" in columns else None
+        results = from_column(columns["result"]) if "result" in columns else None
         row["calls"] = [
             {"tid": tids[at], **call, **outcome_of(at, results, failures)}
             for at, call in zip(own, calls_of(header.rows, columns), strict=True)
@@ -112,12 +112,12 @@ def pieces_of(header: EpochHeader) -> Iterator[tuple[Any, int]]:
 def calls_of(rows: Rows, columns: Columns) -> Iterator[dict[str, Any]]:
     if "key" not in columns:
         return
-    values, keys = LooseValues(), keys_from_arrow(columns["key"])
-    numbers = columns["function"].to_pylist() if len(rows.functions) > 1 else [0] * len(keys)
+    values, keys = LooseValues(), from_column(columns["key"])
+    numbers = from_column(columns["function"]) if len(rows.functions) > 1 else [0] * len(keys)
     if rows.width is None:
-        given = [msgspec.msgpack.decode(data) for data in columns["args"].to_pylist()]
+        given = [msgspec.msgpack.decode(data) for data in from_column(columns["args"])]
     else:
-        given = list(zip(*(sealed_from_arrow(columns[f"arg{at}"]) for at in range(rows.width)), strict=True))
+        given = list(zip(*(from_column(columns[f"arg{at}"]) for at in range(rows.width)), strict=True))
         given = given or [()] * len(keys)
     for number, key, args in zip(numbers, keys, given, strict=True):
         name, is_sealed = rows.functions[number]

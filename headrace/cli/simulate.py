@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import hashlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -28,6 +29,7 @@ SEED_S_MAX = 60  # one that takes longer hangs
 
 def sim_one(seed: int, as_json: bool, trace: bool, shrinks: bool) -> bool:
     """Repeat one seed and say all about it."""
+    be_quiet()
     began_s = time.monotonic()
     report = shrink(draw(seed))[1] if shrinks else simulate(seed, print if trace else None)
     seconds = time.monotonic() - began_s
@@ -51,6 +53,7 @@ def sim_one(seed: int, as_json: bool, trace: bool, shrinks: bool) -> bool:
 def sim_many(first: int, seeds: int, jobs: int, as_json: bool) -> bool:
     """Run `seeds` seeds from `first` on; the last line printed tells it all."""
     began_s = time.monotonic()
+    be_quiet()
     jobs = min(jobs or os.cpu_count() or 1, seeds)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task("simulating", total=seeds)
@@ -63,8 +66,14 @@ def sim_many(first: int, seeds: int, jobs: int, as_json: bool) -> bool:
     return not whole["violations"]
 
 
+def be_quiet() -> None:
+    """A disk that fails is no news here."""
+    logging.getLogger("headrace.durability").setLevel(logging.CRITICAL)
+
+
 def sim_part(seeds: range) -> None:
     """What one of several processes does: a line for each seed. One that hangs ends it."""
+    be_quiet()
     for seed in seeds:
         faulthandler.dump_traceback_later(SEED_S_MAX, exit=True)
         sys.stdout.buffer.write(msgspec.json.encode(guarded(seed)) + b"\n")
@@ -120,16 +129,17 @@ def summary(reports: list[Report], seconds: float) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
     faults: Counter[str] = Counter()
     probes: Counter[str] = Counter(dict.fromkeys(PROBES, 0))
-    violations = []
+    found = []
     reports = sorted(reports, key=lambda report: report.seed)
     for report in reports:
         digest.update(f"{report.seed} {report.digest}\n".encode())
         faults.update(report.faults)
         probes.update(report.probes)
-        violations += [{"seed": report.seed, "violation": violation} for violation in report.violations]
+        found += [{"seed": report.seed, "violation": violation} for violation in report.violations]
     return {
         "seeds": len(reports),
-        "violations": violations,
+        "violations": len(found),
+        "found": found,
         "faults": dict(sorted(faults.items())),
         "probes": dict(sorted(probes.items())),
         "transactions": sum(report.transactions for report in reports),
@@ -146,10 +156,10 @@ def show(whole: dict[str, Any]) -> None:
     missed = [name for name in PROBES if not whole["probes"][name]]
     if missed:
         out.print(f"not seen    {', '.join(missed)}", markup=False, style="yellow")
-    for violation in whole["violations"][:SHOWN_MAX]:
+    for violation in whole["found"][:SHOWN_MAX]:
         out.print(f"violation   seed {violation['seed']}: {violation['violation']}", markup=False, style="red")
     out.print(f"digest      {whole['digest']}")
     out.print(f"runs        {whole['seeds']} seeds, {whole['transactions']} transactions, {whole['events']} events")
-    failed = len({violation["seed"] for violation in whole["violations"]})
+    failed = len({violation["seed"] for violation in whole["found"]})
     verdict = "clean" if not failed else f"{failed} seeds VIOLATED; repeat one with headrace sim --seed N"
     out.print(f"verdict     {verdict}, in {whole['seconds']:.1f} s", style="red" if failed else "green")

@@ -17,6 +17,7 @@ MAGIC = b"HRlg"
 VERSION = 1
 HEADER, RECORD, MARK = 1, 2, 3  # kinds; a mark is no record: it only says how far the log is durable
 RECORD_BYTES_MAX = 1 << 30
+PIECE_BYTES, PIECES_BYTES_MAX = 5 << 10, 256 << 10  # what is checksummed at a time, and up to where in pieces
 TERM_MAX = 99_999_999
 NUMBER_MAX = 10**16 - 1
 
@@ -85,9 +86,20 @@ def seed_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
+def _checksum(data: bytes, start: int) -> int:
+    """In small pieces, as far as that is quick: for larger ones `zlib` lets other threads run, and with a busy one
+    among them it takes milliseconds to have the interpreter back."""
+    if len(data) > PIECES_BYTES_MAX:
+        return zlib.crc32(data, start)
+    view = memoryview(data)
+    for at in range(0, len(data), PIECE_BYTES):
+        start = zlib.crc32(view[at : at + PIECE_BYTES], start)
+    return start
+
+
 def encode_frame(seed: int, offset: int, kind: int, number: int, term: int, synced: int, data: bytes) -> bytes:
     head = _HEAD.pack(MAGIC, VERSION, kind, 0, len(data), number, term, synced)
-    crc = zlib.crc32(data, zlib.crc32(head, zlib.crc32(_PLACE.pack(offset), seed)))
+    crc = _checksum(data, zlib.crc32(head, zlib.crc32(_PLACE.pack(offset), seed)))
     return b"".join((head, _CRC.pack(crc), data))
 
 

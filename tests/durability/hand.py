@@ -237,6 +237,14 @@ class Hand(Fleet):
             self.desk.retire(first.retired)
         return True
 
+    def hold_save(self) -> Save:
+        """The snapshot that is wanted is taken, and not written: put it back into `rest`."""
+        while not any(isinstance(item, Save) for item in self.rest):
+            assert self.deliver() or self.sync(), "nobody wants one"
+        save = next(item for item in self.rest if isinstance(item, Save))
+        self.rest.remove(save)
+        return save
+
     def perform(self) -> bool:
         """The outside world does the first thing that it was asked for."""
         if not self.performs or self.outside is None:
@@ -295,6 +303,9 @@ class Hand(Fleet):
             elif not isinstance(effect, Rescaled):
                 raise AssertionError(f"nobody carries out {effect!r}")
         self.effects.clear()
+
+
+SEVEN: list[Any] = [(add, "a", 1), (add, "b", 1)] * 3 + [(add, "a", 1)]
 
 
 def loop(calls: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:

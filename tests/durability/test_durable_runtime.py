@@ -11,19 +11,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import App, Config, Context
+from headrace import App, Config
 from headrace.durability.store import DirectoryStore, Store
 from headrace.errors import (
     BadRequest,
     ConfigError,
     Fenced,
     HeadraceError,
-    LogBroken,
     NotDeterministic,
     Stopped,
     StoreError,
@@ -319,11 +319,9 @@ def test_a_full_store_stops_the_runtime_loses_nothing_acknowledged_and_works_aga
     runtime = Runtime(app, Config(segment_bytes_max=1), store=store)  # type: ignore[arg-type]
     before = list(runtime.client.batch(CALLS, request_id="before"))
     store.refuses = full(what)
-    try:
-        acknowledged: list[Any] | None = list(runtime.client.batch(CALLS, request_id="in doubt"))
-    except Stopped as error:
-        assert "StoreFull" in str(error)
-        acknowledged = None
+    acknowledged: list[Any] | None = None
+    with suppress(Stopped):
+        acknowledged = list(runtime.client.batch(CALLS, request_id="in doubt"))
     with pytest.raises(StoreFull, match="no room"):
         runtime.wait()
     assert (acknowledged is None) or what == "replies/", "a reply needs its log record, and nothing else"
@@ -395,7 +393,7 @@ def test_a_function_that_is_not_deterministic_stops_the_runtime_and_is_named(tmp
         second = Runtime(app, store=tmp_path)  # the first one has not been closed: there is something to replay
         with pytest.raises(NotDeterministic, match=r"item.weather of 'w'.*fine.*rainy"):
             second.wait()
-        with pytest.raises(Stopped, match="item.weather"):
+        with pytest.raises(Stopped, match=r"item\.weather"):
             second.client.call(weather, "w", request_id="id")
         second.close()
     first.close()
@@ -432,7 +430,7 @@ def test_a_store_of_another_app_or_of_nobody_is_refused_and_left_alone(tmp_path:
     with pytest.raises(WrongStore, match=r"not empty.*letters.txt"):
         Runtime(app, store=tmp_path / "foreign")
     assert os.listdir(tmp_path / "foreign") == ["letters.txt"]
-    with pytest.raises(HeadraceError, match="letters.txt"):
+    with pytest.raises(HeadraceError, match=r"letters\.txt"):
         Runtime(app, store=tmp_path / "foreign" / "letters.txt")
     with pytest.raises(ConfigError, match="gs://"):
         Runtime(app, store="gs://bucket")
@@ -444,13 +442,14 @@ def test_a_store_without_its_name_never_begins_empty(tmp_path: Path) -> None:
     with Runtime(app, store=tmp_path) as runtime:
         runtime.client.call(add, "a", 1)
     (tmp_path / "headrace.json").rename(tmp_path / "aside.json")
-    with pytest.raises(WrongStore, match="headrace.json"):
+    with pytest.raises(WrongStore, match=r"headrace\.json"):
         Runtime(app, store=tmp_path)
     (tmp_path / "aside.json").rename(tmp_path / "headrace.json")
     with Runtime(app, store=tmp_path) as runtime:
         assert runtime.state("item") == {"a": 1}
 
 
+NEXT_STEPS = ("bring", "put it back", "restore", "headrace ")
 NAMES = ("log", "replies", "snapshots/", "state/", "headrace.json")
 
 
@@ -490,12 +489,15 @@ def test_with_any_file_damaged_a_store_starts_with_all_that_was_answered_or_says
                 del copy.disk.files[name]
             else:
                 copy.disk.put(name, spoiled)
+            refusal = ""
             try:
                 again = Hand(copy, app)
                 again.settle()
             except HeadraceError as error:
-                assert any(name in str(error) for name in NAMES), error
-                assert any(word in str(error).lower() for word in ("bring", "put it back", "restore", "headrace ")), error
+                refusal = str(error)
+            if refusal:
+                assert any(folder in refusal for folder in NAMES), refusal
+                assert any(step in refusal.lower() for step in NEXT_STEPS), refusal
                 refused.add(name.split("/")[0])
                 continue
             started.add(name.split("/")[0])

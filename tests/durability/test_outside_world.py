@@ -1,5 +1,5 @@
-"""Timers, messages and external calls across crashes: each timer fires once, each message comes back once, and what the
-outside world has answered is not asked again."""
+"""Timers, messages, external calls and leases across crashes: each timer fires once, each message comes back once, what
+the outside world has answered is not asked again, and what expired once is not there when it is replayed."""
 
 from __future__ import annotations
 
@@ -88,7 +88,17 @@ def add(ctx: Context, amount: int) -> int:
     return int(ctx.get())
 
 
-KINDS = ("pay", "pay_in_vain", "write", "write_and_regret", "wait", "wait_not", "add")
+leases = app.operator("lease", ttl=2)
+
+
+@leases.register
+def hold(ctx: Context) -> int:
+    """How often, without two seconds in between."""
+    ctx.put(ctx.get(0) + 1)
+    return int(ctx.get())
+
+
+KINDS = ("pay", "pay_in_vain", "write", "write_and_regret", "wait", "wait_not", "add", "hold", "hold")
 
 
 class Bank:
@@ -123,6 +133,7 @@ class Life:
         kind, key = self.requests[at]
         functions = {"pay": (pay, key, at), "pay_in_vain": (pay_in_vain, key), "add": (add, "sum", 1)}
         functions |= {"write": (write, "writer", key), "write_and_regret": (write_and_regret, "writer", key)}
+        functions["hold"] = hold, f"h{at % 2}"
         functions |= {"wait": (wait, "waiter", at % 4, key), "wait_not": (wait_not, "waiter", key)}
         return functions[kind]
 
@@ -180,12 +191,15 @@ class Life:
         for at in range(len(self.requests)):
             self.send(at)
         self.hand.settle()
+        self.hand.now_us += 5_000_000
         self.hand.settle()
         self.look()
         assert len(self.answered) == len(self.requests)
 
     def check(self) -> dict[Any, Any]:
-        state = {key: value for (name, key), value in self.hand.state().items() if name == "item"}
+        everything = self.hand.state()
+        assert not [key for name, key in everything if name == "lease"], "what expired was swept away"
+        state = {key: value for (name, key), value in everything.items() if name == "item"}
         for at, (kind, key) in enumerate(self.requests):
             (reply,) = self.answered[at]
             has = state.get(key)
@@ -198,6 +212,8 @@ class Life:
                 assert has[0] == "no answer" or has[0] in self.bank.given.values()
             elif kind == "wait":
                 assert has == 1
+            elif kind == "hold":
+                assert reply.result >= 1
             elif kind != "add":
                 assert has is None
         adds = [at for at, (kind, _) in enumerate(self.requests) if kind == "add"]

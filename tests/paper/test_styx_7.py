@@ -16,7 +16,7 @@ from headrace import App, Context
 from headrace.core.coordinator import Lost
 from headrace.core.deferred import Responded
 from headrace.core.epoch import Epoch
-from headrace.core.journal import Intent, Response, Save, TakeSnapshot
+from headrace.core.journal import Intent, Response, TakeSnapshot
 from headrace.durability.log import read_log
 from headrace.durability.recovery import Opened
 from headrace.errors import NotDeterministic
@@ -36,16 +36,6 @@ CALLS: list[Any] = [
     (touch, "r", "y", "z"),
     (point, "p", "q"),
 ]
-
-
-def held_back(hand: Hand) -> list[Any]:
-    """Take a snapshot, and let it be written when the test says so."""
-    hand.submit(TakeSnapshot("token"))
-    while not any(isinstance(item, Save) for item in hand.rest):
-        assert hand.deliver() or hand.sync()
-    saves = [item for item in hand.rest if isinstance(item, Save)]
-    hand.rest = type(hand.rest)(item for item in hand.rest if not isinstance(item, Save))
-    return saves
 
 
 def logged(store: SimStore) -> list[Epoch]:
@@ -124,10 +114,11 @@ def test_transactions_go_on_while_a_snapshot_is_written(workers: int) -> None:
     store = memory()
     hand = Hand(store, app, workers)
     hand.run("before", [(note, "a", 1), (add, "b", 1)])
-    saves = held_back(hand)
+    hand.submit(TakeSnapshot("token"))
+    save = hand.hold_save()
     for at in range(5):
         assert hand.run(f"meanwhile{at}", [(note, "a", 2), (add, "b", 1)])[1].result == at + 2
-    hand.rest.extend(saves)
+    hand.rest.append(save)
     hand.settle()
     assert hand.snapshots == {"token": 1}
     loaded = hand.opened.snapshots.load()
@@ -147,7 +138,8 @@ def test_a_recovery_starts_from_the_latest_snapshot_that_was_completed_and_runs_
     hand.run("covered", CALLS[:6])
     hand.take_snapshot()
     replies = hand.run("after", CALLS[6:])
-    (save,) = held_back(hand)
+    hand.submit(TakeSnapshot("token"))
+    save = hand.hold_save()
     store.dies_at = store.operations + 1, "after"  # one object is written; the manifest never
     with pytest.raises(BaseException, match="memory"):
         hand.desk.save(save.snapshot)
