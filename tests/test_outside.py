@@ -138,11 +138,12 @@ class Outside:
 
 outside = Outside()
 
-KEYS = st.sampled_from(["a", "b", "c", 1, 2, b"a"])
+KEYS = st.sampled_from(["a", "b", 1])
 TARGETS = st.tuples(st.integers(0, 2), st.integers(0, 1), KEYS, st.integers(0, 2))
 NAMES = st.sampled_from(["charge", "tell"])
 STEPS = st.one_of(
     *[st.tuples(st.just(kind)) for kind in ("get", "put", "delete", "merge", "now", "random", "uuid", "cancel")],
+    *[st.tuples(st.just(kind)) for kind in ("get", "put", "merge")],
     st.tuples(st.just("raise"), st.integers(2, 6)),
     st.tuples(st.just("external"), NAMES, st.integers(0, 3)),
     st.tuples(st.just("forget"), NAMES, st.just(0), st.integers(2, 4)),
@@ -156,7 +157,7 @@ STEPS = st.one_of(
 )
 BODIES = st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=1, max_size=3)
 ROOTS = st.tuples(st.integers(0, 2), st.integers(0, 1), KEYS, st.integers(0, 2), st.integers(0, 9), st.integers(0, 3))
-LOGS = st.lists(ROOTS, min_size=1, max_size=8)
+LOGS = st.lists(ROOTS, min_size=1, max_size=20)
 
 
 class Way(NamedTuple):
@@ -175,7 +176,7 @@ WAYS = st.builds(
     Way,
     st.integers(0, 5),
     st.sampled_from(["auto", "ordered"]),
-    st.integers(1, 6),
+    st.sampled_from([1, 3, 12, 30]),
     st.integers(1, 3),
     st.sampled_from([1, 2, 500]),
     st.sampled_from([1, 2, 1000]),

@@ -38,6 +38,8 @@ class Mode(enum.StrEnum):
 
 def main() -> None:
     """What the `headrace` command does. An error of ours is told in one line."""
+    if any(argument.partition("=")[0] == "--store" for argument in sys.argv):
+        fix_hashes()
     try:
         app()
     except HeadraceError as error:
@@ -76,8 +78,6 @@ def run(
     ] = None,
 ) -> None:
     """Run an app and serve it over HTTP."""
-    if store is not None:
-        fix_hashes()
     from headrace.cli.serve import serve
 
     serve(target, host, port, workers, mode.value, store)

@@ -215,12 +215,15 @@ class Ledger:
             return True
         if len(set(ids)) < len(ids) or any(map(self.find, ids)):
             return False
+        self._take(ids, first)
+        return True
+
+    def _take(self, ids: list[str], first: int) -> None:
         for row, request_id in enumerate(ids, start=first):
             if "/" in request_id and request_id not in self.singles:
                 stem = request_id.rpartition("/")[0]
                 self.stems[stem] = self.stems.get(stem, 0) + 1
             self.singles[request_id] = row
-        return True
 
     def find(self, request_id: str) -> tuple[Epoch, int] | None:
         row = self.singles.get(request_id)
@@ -235,7 +238,8 @@ class Ledger:
         return epoch, row - epoch.first
 
     def adopt(self, epoch: Epoch) -> None:
-        """An epoch of an earlier run, instead of the open one: its ids are taken again."""
+        """An epoch of an earlier run, instead of the open one: its ids are taken again. If one was forgotten there and
+        came again, the later use counts."""
         self.epochs[-1] = epoch
         row = epoch.first
         for ids, start, count, source, is_own in epoch.pieces:
@@ -244,7 +248,7 @@ class Ledger:
                 if isinstance(ids, str):
                     self.runs[ids] = range(row - start, row + count)
                 else:
-                    self.claim(ids, row, count)
+                    self._take(ids, row)
                 epoch.ids.append(ids)
             row += count
 

@@ -438,8 +438,8 @@ class Repair(Exchange):
         self.running = tid  # what follows may run the user's code: the text of an exception, a `finally`
         failure = Failure(*describe(error), call.entry.name, call.key)
         transaction = self.transaction
-        if isinstance(error, RecursionError | MemoryError):
-            part.suspects.add(tid)  # whether Python's stack suffices depends on what else is on it
+        if isinstance(error, RecursionError | MemoryError | LimitReached):
+            part.suspects.add(tid)  # whether Python's stack suffices, and which limit comes first, is seen alone
         self._count_calls(part, tid, self.calls_here(part, tid) + len(transaction.queue))
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)

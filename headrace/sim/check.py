@@ -43,6 +43,7 @@ class Reference:
         self.decrees: dict[int, Failure] | None = None  # None: it is not known who was condemned
         self.responses: dict[str, Response] = {}
         self.wrong: list[str] = []
+        self.moments = [Moment({}, {}, 0)]  # after each transaction, once the oracle has run it
 
     def add(self, row: Row, limits: dict[str, int], time_us: int) -> None:
         self.rows.append(row)
@@ -131,7 +132,7 @@ def check_history(
     if wrong or reference.wrong:
         return wrong
     workload.hooks.watch(None)
-    moments = [Moment({}, {}, 0)]
+    moments = reference.moments
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)

@@ -214,7 +214,7 @@ class House:
 
     def _waits(self, action: Callable[[], None]) -> bool:
         """A process that is paused does nothing; one that is gone never will."""
-        if self.node.is_paused:
+        if self.node.is_paused and self.is_alive:
             self.world.after(5_000, action)
         return self.node.is_paused or not self.is_alive
 

@@ -15,6 +15,7 @@ from headrace.sim.clients import Client
 from headrace.sim.nemesis import Nemesis
 from headrace.sim.oracle import Oracle
 from headrace.sim.parameters import Parameters, draw
+from headrace.sim.replays import check_replay
 from headrace.sim.workload import Call, Workload
 from headrace.sim.workloads import WORKLOADS
 from headrace.sim.world import Broken, World
@@ -197,6 +198,10 @@ class Run:
             log = Reference.of_log(world.history, world.archive.read(program), program)
         world.violations += log.wrong
         world.violations += check_history(world.history, log, self.workload, oracle, world.archive.snapshots)
+        if world.is_durable and not world.violations:
+            self.workload.hooks.watch(None)
+            last = log.moments[-1]
+            world.violations += check_replay(app, config, self.parameters.seed, world.archive.records, last)
 
     def described(self) -> Report:
         world = self.world

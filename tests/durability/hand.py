@@ -24,6 +24,7 @@ from headrace.durability import recovery
 from headrace.durability.keeper import Desk, Written
 from headrace.durability.recovery import Opened
 from headrace.durability.store import Store
+from headrace.errors import StoreError
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime.client import Replies
 from headrace.runtime.fleet import Fleet
@@ -122,9 +123,27 @@ def memory(can_append: bool = True) -> SimStore:
     return SimStore(Disk(random.Random(0), can_append=can_append), "memory")
 
 
+class NoSnapshots(SimStore):
+    """Refuses snapshots, while told to."""
+
+    refuses = False
+
+    def put(self, name: str, data: bytes) -> None:
+        self._check(name)
+        super().put(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._check(name)
+        return super().create(name, data)
+
+    def _check(self, name: str) -> None:
+        if self.refuses and name.startswith(("state/", "snapshots/")):
+            raise StoreError(f"no room for {name}")
+
+
 def after_power_loss(store: SimStore) -> SimStore:
     """What another process finds when all that was not synced is gone."""
-    return SimStore(store.disk.worst(), store.who)
+    return type(store)(store.disk.worst(), store.who)
 
 
 print_of = functools.cache(fingerprint)  # the code of an app does not change while tests run

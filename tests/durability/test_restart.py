@@ -19,6 +19,7 @@ from headrace.sim.disk import AFTER, BEFORE, MIDDLE, Crashed, SimStore
 from tests.durability.hand import (
     SEVEN,
     Hand,
+    NoSnapshots,
     add,
     after_power_loss,
     app,
@@ -56,7 +57,7 @@ class Life:
 
     def __init__(self, seed: int, can_append: bool) -> None:
         self.rng = rng = random.Random(seed)
-        self.store: SimStore = memory(can_append)
+        self.store = NoSnapshots(memory(can_append).disk, "memory")
         self.batches: list[tuple[Any, list[Any]]] = []  # ids and calls, or a source
         for number in range(rng.randint(3, 8)):
             calls = some_calls(rng, rng.choice([1, 1, 3, 7]))
@@ -137,7 +138,11 @@ class Life:
                 self.hand.now_us += rng.choice([1, 1_000, 5_000])
             elif chance < 0.15 and self.hand.workers:
                 self.hand.submit(Lost(rng.randint(1, self.hand.core.workers)))
-            elif chance < 0.17:
+            elif chance < 0.155 and self.hand.workers:
+                self.hand.submit(Rescale("rescale", rng.randint(1, 3)))
+            elif chance < 0.16:
+                self.store.refuses = not self.store.refuses
+            elif chance < 0.18:
                 self.die()
             else:
                 self.hand.happen(rng, self.sync_chance)

@@ -9,9 +9,9 @@ import pytest
 
 from headrace import App, Context
 from headrace.core.coordinator import Lost
-from headrace.errors import AppChanged, StoreError
+from headrace.errors import AppChanged
 from headrace.sim.disk import SimStore
-from tests.durability.hand import Hand, add, app, drop, exhausted, memory, put
+from tests.durability.hand import Hand, NoSnapshots, add, app, drop, exhaust, exhausted, memory, put
 
 # --- other code -------------------------------------------------------------------------------------------------------
 
@@ -220,27 +220,9 @@ def test_a_migration_makes_all_states_anew_also_if_the_process_ends_before_the_n
 # --- snapshots that fail ----------------------------------------------------------------------------------------------
 
 
-class NoState(SimStore):
-    """Refuses snapshots, while told to."""
-
-    refuses = False
-
-    def put(self, name: str, data: bytes) -> None:
-        self._check(name)
-        super().put(name, data)
-
-    def create(self, name: str, data: bytes) -> bool:
-        self._check(name)
-        return super().create(name, data)
-
-    def _check(self, name: str) -> None:
-        if self.refuses and name.startswith(("state/", "snapshots/")):
-            raise StoreError(f"no room for {name}")
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_failed_snapshot_held_is_in_the_next_one(workers: int) -> None:
-    store = NoState(memory().disk, "memory")
+    store = NoSnapshots(memory().disk, "memory")
     hand = Hand(store, app, workers)
     hand.run("a", [(add, "a", 1), (add, "b", 1), (add, "c", 1)])
     assert hand.take_snapshot() == 1
@@ -263,7 +245,7 @@ def test_what_a_failed_snapshot_held_is_in_the_next_one(workers: int) -> None:
 
 
 def test_a_snapshot_that_fails_while_workers_come_and_go_loses_no_change() -> None:
-    store = NoState(memory().disk, "memory")
+    store = NoSnapshots(memory().disk, "memory")
     hand = Hand(store, app, 3)
     hand.run("a", [(add, "a", 1)])
     hand.core.journal.wanted.append("early")
