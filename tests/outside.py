@@ -20,6 +20,7 @@ from headrace.sim.oracle import Oracle
 from tests.cluster import exactly
 
 SECOND = 1_000_000
+MOMENT = 10_000
 
 
 def response(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | None]:
@@ -79,7 +80,8 @@ class World(Fleet):
 
     def run(self, *calls: Any) -> list[Reply]:
         token = self.send(calls)
-        self.settle()
+        while token not in self.replies:
+            self.until(self.now_us + MOMENT)
         return self.replies[token]
 
     def call(self, *call: Any) -> Any:
@@ -87,9 +89,11 @@ class World(Fleet):
 
     def state(self) -> dict[Any, Any]:
         """All entities: (operator, key) -> state."""
+        self.found = {}
         self.submit(Read("state"))
-        self.happen()
-        return self.found
+        while not self.found:
+            self.until(self.now_us + MOMENT)
+        return self.found["state"]  # type: ignore[no-any-return]
 
     def on_perform(self, perform: Perform) -> None:
         """For tests that look at the moment when an external call is made."""
@@ -134,7 +138,7 @@ class World(Fleet):
                 self.replies[effect.token] = list(Replies(effect.answers, self.program.values.unseal))
             elif isinstance(effect, Found):
                 unseal = self.program.values.unseal
-                self.found = {(name, key): unseal(value) for name, key, value in effect.entities}
+                self.found["state"] = {(name, key): unseal(value) for name, key, value in effect.entities}
             elif isinstance(effect, Perform):
                 assert effect not in self.performs, f"{effect} is made twice at the same time"
                 self.performs.append(effect)

@@ -8,7 +8,7 @@ machine's, of all workers together, and without the cost of a network.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -41,13 +41,13 @@ class Watched:
         config = Config(epoch_transactions_max=size, predict_after_runs=16 if predicts else 1 << 40)
         self.fleet = Fleet(ycsb.app, config, workers, "ordered")
         self.admission = Admission(self.fleet.coordinator.program)
-        self.spent_s: Counter[str] = Counter()
+        self.spent_s: defaultdict[str, float] = defaultdict(float)
         self.sent = 0
         self.submit(ycsb.open_account, list(range(keys)), [(ycsb.BALANCE,)] * keys)
 
     def watch(self) -> None:
         """From now on: workers have begun their term."""
-        owners = [("coordinator", self.fleet.coordinator)]
+        owners: list[tuple[str, Any]] = [("coordinator", self.fleet.coordinator)]
         for worker in self.fleet.workers.values():
             owners += [("worker", worker), ("executor", worker.ordered)]
         for kind, owner in owners:

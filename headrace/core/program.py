@@ -31,8 +31,8 @@ import msgspec
 from headrace.config import Config
 from headrace.core.builtin import BUILT_IN
 from headrace.core.placement import shard_of
-from headrace.errors import BadArguments, BadValue, ModelError, Poisoned, TooLarge, UnknownFunction
-from headrace.model.app import App, hints_of
+from headrace.errors import BadArguments, BadRequest, BadValue, ModelError, Poisoned, TooLarge, UnknownFunction
+from headrace.model.app import App, Schedule, hints_of
 from headrace.model.operator import Function
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown, written_us
 
@@ -111,9 +111,20 @@ class Program:
         self.numbered = list(self.entries)  # by number, as they are named in messages
         for number, entry in enumerate(self.numbered):
             entry.number = number
+        if like is None:
+            for schedule in app.schedules.values():
+                self._check_schedule(schedule)
         self.notes = False  # whether functions run on the lower layer
         if over is not None and over.notes:
             self._run_below()
+
+    def _check_schedule(self, schedule: Schedule) -> None:
+        try:
+            entry = self.find(schedule.function)
+            self.check_key(schedule.of, entry)
+            entry.admit(schedule.args)
+        except BadRequest as error:
+            raise ModelError(f"app {self.app.name}: schedule {schedule.name}: {error}") from None
 
     # --- state --------------------------------------------------------------------------------------------------------
 

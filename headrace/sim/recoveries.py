@@ -27,7 +27,6 @@ from headrace.sim.run import Batches, Report, Run
 from headrace.sim.world import World
 
 WAYS = ("effect", "kill", "middle", "power", "pause", "race")
-PAUSE_US = 60_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +42,7 @@ class Recovery:
     besides: Callable[[World], None] = lambda world: None  # what else happens
     is_source: bool | None = False
     chaos_us: int = 60_000  # points are counted as long
+    pause_us: int = 60_000
     crash_first: int | None = None  # an operation before which it is killed anyway
     ways: tuple[str, ...] = ("effect", "kill", "middle", "power", "pause")
 
@@ -112,7 +112,7 @@ class Points:
             world.lose_power()
         elif self.way in ("pause", "race"):
             self.is_racing = self.way == "race"
-            world.pause(house.node, world.now_us + PAUSE_US)
+            world.pause(house.node, world.now_us + self.recovery.pause_us)
             world.after(1, world.replace, house)
 
     def open(self, house: House) -> None:
@@ -121,7 +121,7 @@ class Points:
             house.pause_in = self.point % 19
 
     def pause(self, house: House) -> None:
-        self.world.pause(house.node, self.world.now_us + PAUSE_US // 2)
+        self.world.pause(house.node, self.world.now_us + self.recovery.pause_us // 2)
         self.world.after(1, self.world.replace, house)
 
     def end(self, house: House) -> None:
