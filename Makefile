@@ -24,6 +24,9 @@ bench: install
 	$(BIN)/headrace bench ycsb --workers 2 --zipf 0.99 --save benchmarks/results/ycsb_2_workers_zipf_0.99.json
 	$(BIN)/headrace bench ycsb --workers 2 --zipf 0.999 --save benchmarks/results/ycsb_2_workers_zipf_0.999.json
 	$(BIN)/headrace bench epochs --save benchmarks/results/epochs.json
+	$(BIN)/headrace bench ycsb --durable --save benchmarks/results/ycsb_durable.json
+	$(BIN)/headrace bench snapshots --save benchmarks/results/snapshots.json
+	$(BIN)/headrace bench recovery --save benchmarks/results/recovery.json
 
 docs: install
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py

@@ -516,6 +516,7 @@ def test_a_message_brings_its_response_as_a_transaction_of_its_own() -> None:
         world = World(box, workers)
         texts = [f"text {n}" for n in range(8)]
         replies = world.run(*[(post, text, text, False) for text in texts], (post, "z", "never", True))
+        world.until(SECOND)
         ids = [reply.unwrap() for reply in replies[:8]]
         assert sorted((perform.call, perform.args) for perform in world.performed) == sorted(
             (message, (text,)) for message, text in zip(ids, texts, strict=True)

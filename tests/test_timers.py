@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace import Abort, App, Context
 from headrace.core.channel import Tick
-from headrace.core.journal import TakeSnapshot
+from headrace.core.deferred import Deferred
 from headrace.errors import ModelError
 from headrace.model import cron
 from headrace.model.cron import DAY_US, MINUTE_US, Cron, Interval
@@ -218,23 +218,36 @@ def test_a_timer_outlives_the_engine(snapshot: bool, workers: int) -> None:
 
 def test_what_aborted_when_it_fired_is_not_fired_again_by_the_next_engine() -> None:
     store = memory()
-    hand = Hand(store, clocks)
+    hand = Hand(store, clocks, snapshot_interval_us=SECOND // 2)
+    hand.run("a", [(set_failing, "k", "a")])  # which lets ten seconds pass, with a snapshot before and one after
+    assert hand.core.aborted == 1
+    kept = []
+    for manifest in hand.opened.snapshots.manifests():
+        again = Hand(store, clocks)
+        kept.append(manifest.epoch)
+        assert (again.state(), again.core.aborted) == ({}, 1)
+    assert kept
+
+
+def test_a_snapshot_knows_what_has_fired_and_is_not_dropped_yet() -> None:
+    hand = Hand(memory(), clocks, snapshot_interval_us=SECOND // 2)
     hand.send("a", [(set_failing, "k", "a")])
-    hand.compute()
-    hand.sync()
-    hand.compute()
-    hand.now_us = SECOND
-    hand.submit(Tick())  # the epoch that fires it is closed, and will run
-    assert hand.core.deferred.fired
-    hand.submit(TakeSnapshot("now"))
-    assert hand.core.deferred.spent
-    while not hand.snapshots:
-        assert hand.sync() or hand.work()
-    hand = Hand(after_power_loss(store), clocks, now_us=hand.now_us)
-    assert len(hand.core.deferred.spent) == 1, "the snapshot is of when the timer had fired, and was not dropped yet"
-    hand.settle()
-    assert hand.state() == {}
-    assert hand.core.aborted == 1, "it fired once"
+    saved = []
+    for now_us in (0, 0, SECOND * 6 // 10, SECOND * 12 // 10, SECOND * 12 // 10):
+        hand.now_us = now_us
+        hand.submit(Tick())
+        while hand.sync() or hand.work():
+            if hand.core.journal.saving is not None:
+                saved.append(hand.core.journal.saving)
+            if hand.core.deferred.spent:
+                break
+    (spent,) = [snapshot.meta["deferred"]["spent"] for snapshot in saved if snapshot.epoch == 2][:1]
+    assert len(spent) == 1
+    other = Deferred(hand.core.program)
+    other.restore({"spent": spent})
+    batch = other.due(hand.now_us)
+    assert batch is not None
+    assert [entry.name for entry in batch.entries] == ["headrace.drop"]
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------

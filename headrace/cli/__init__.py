@@ -38,7 +38,7 @@ class Mode(enum.StrEnum):
 
 def main() -> None:
     """What the `headrace` command does. An error of ours is told in one line."""
-    if any(argument.partition("=")[0] == "--store" for argument in sys.argv):
+    if any(argument.partition("=")[0] == "--store" for argument in sys.orig_argv):
         fix_hashes()
     try:
         app()

@@ -141,7 +141,7 @@ def restore(
 def verify(
     target: Target,
     store: Store,
-    first: Annotated[int | None, typer.Option(min=1, help="The first epoch; by default as early as can be.")] = None,
+    first: Annotated[int | None, typer.Option(min=1, help="The first epoch; else after the newest snapshot.")] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The last epoch; by default the log's last.")] = None,
     twice: Annotated[bool, typer.Option("--twice", help="Also compare two replays with each other.")] = False,
     as_json: Json = False,

@@ -212,7 +212,7 @@ class Deferred:
     # --- snapshots ---
 
     def describe(self) -> dict[str, Any]:
-        return {"spent": self.spent}
+        return {"spent": dict(self.spent)}  # as they are now
 
     def restore(self, described: dict[str, Any]) -> None:
         """The state is that of the snapshot."""

@@ -7,6 +7,7 @@ store (`headrace restore`).
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from headrace.durability.records import BatchHeader, EpochHeader, Records, unpac
 from headrace.durability.recovery import snapshots_of
 from headrace.durability.snapshots import Loaded
 from headrace.durability.store import Store, open_store
-from headrace.errors import AppChanged, BadRequest, ObjectMissing, WrongStore
+from headrace.errors import AppChanged, BadRequest, ObjectMissing, SnapshotBroken, WrongStore
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, fingerprint
 
@@ -84,11 +85,17 @@ class Past:
         return found
 
     def load(self, epoch: int | None) -> Loaded | None:
-        """The newest snapshot of this epoch or before. None if the log alone reaches back to the beginning."""
-        complete = [each.epoch for each in self.snapshots.manifests() if each.is_complete]
-        if epoch is not None and complete and min(complete) > epoch and bounds(self.store, "log")[0] == 1:
+        """The newest sound snapshot of this epoch or before: what comes after it is in the log. None if the log alone
+        reaches back to the beginning."""
+        first = bounds(self.store, "log")[0]
+        complete = [each for each in self.snapshots.manifests() if each.is_complete]
+        if epoch is not None and complete and min(each.epoch for each in complete) > epoch and first == 1:
             return None
-        return self.snapshots.load(epoch)
+        reached = {each.epoch for each in complete if each.position >= first and (epoch is None or each.epoch <= epoch)}
+        for earlier in sorted(reached, reverse=True)[:-1]:
+            with contextlib.suppress(SnapshotBroken):
+                return self.snapshots.load(earlier)
+        return self.snapshots.load(min(reached, default=epoch))
 
     def last_epoch(self, position: int | None = None) -> int:
         """The last one in the log, as far as it is read from this record on, or in a snapshot if that is later."""

@@ -59,21 +59,21 @@ def reads_unchecked(right: Any) -> Any:
     return lambda self, ticket: True
 
 
-class Alias(list[Any]):
+class Alias(dict[str, Any]):
     """Changes that are looked up when they are written, not when they were made."""
 
-    def __init__(self, changed: Any, program: Any) -> None:
+    def __init__(self, changed: dict[str, Any], program: Any) -> None:
         super().__init__(changed)
         self.program = program
 
-    def __iter__(self) -> Any:
-        for operator, key, _ in list.__iter__(self):
-            yield operator, key, self.program.state(operator, key)
+    def items(self) -> Any:
+        state = self.program.state
+        return [(name, {key: state(name, key) for key in table}) for name, table in super().items()]
 
 
 def aliases_the_snapshot(right: Any) -> Any:
     def take_snapshot(self: Any, now_us: int, changed: Any) -> None:
-        right(self, now_us, changed if isinstance(self, coordinator.Coordinator) else Alias(changed, self.program))
+        right(self, now_us, Alias(changed, self.program) if isinstance(changed, dict) else changed)
 
     return take_snapshot
 
@@ -248,15 +248,17 @@ def applies_backwards(right: Any) -> Any:
 
 
 def deletes_at_once(right: Any) -> Any:
-    """What is old is deleted when a snapshot was saved, before the log says so."""
+    """What a snapshot makes superfluous is deleted when it was saved: the log has not said so, nobody looks at the
+    fence."""
 
     def save(self: Any, snapshot: Any) -> Any:
-        news = right(self, snapshot)
-        if isinstance(news[0], journal.Saved) and news[0].oldest:
-            opened = self.opened
-            keep = [each for each in opened.snapshots.manifests() if each.epoch == news[0].oldest and each.is_complete]
-            for name in opened.snapshots.retire(keep[-1]) if keep else ():
-                opened.store.delete(name)
+        news, opened = right(self, snapshot), self.opened
+        if isinstance(news[0], journal.Saved):
+            opened.log._look = lambda: None
+            try:
+                opened.log.retire(snapshot.position)
+            finally:
+                del opened.log._look
         return news
 
     return save
@@ -322,7 +324,7 @@ DURABLE_MUTANTS = (
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums),
     Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards),
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards),
-    Mutant("old snapshots are deleted before the log says so", keeper.Desk, "save", deletes_at_once),
+    Mutant("what is old is deleted before the log says so", keeper.Desk, "save", deletes_at_once),
     Mutant("objects of snapshots do not carry the term", manifests.Place, "_stem", writes_without_a_term),
     Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first),
     Mutant(

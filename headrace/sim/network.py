@@ -9,6 +9,7 @@ from headrace.wire.codec import decode_frame, encode
 from headrace.wire.messages import Frame
 
 if TYPE_CHECKING:
+    from headrace.sim.house import House
     from headrace.sim.node import Node
     from headrace.sim.world import World
 
@@ -67,21 +68,21 @@ class Network:
         world.at(at_us, self._arrive, data, target)
 
     def _arrive(self, data: bytes, target: Node) -> None:
+        frame = decode_frame(data)
         if not target.is_alive:  # a connection that comes back may bring what was under way to its successor
             house = target.house if target.house.is_alive else self.world.house
-            successor = house.find(target.number) if house is not None else None
+            successor = house.find(target.number) if house is not None and can_hear(house, frame) else None
             if successor is None or self.rng.random() < 0.5:
                 return
             self.world.fault("reached a successor")
             target = successor
-        self.world.receive(target, decode_frame(data))
+        self.world.receive(target, frame)
 
     def echo(self) -> None:
         """Some old frame comes again, to whoever has the number now."""
         if self.kept and self.world.is_chaos:
-            frame = decode_frame(self.rng.choice(self.kept))
-            house = self.world.house
-            target = house.find(frame.to) if house is not None else None
+            frame, house = decode_frame(self.rng.choice(self.kept)), self.world.house
+            target = house.find(frame.to) if house is not None and can_hear(house, frame) else None
             if house is not None and target is not None:
                 is_old_term = frame.term < house.core.term
                 self.world.fault("frames of old terms again" if is_old_term else "frames again")
@@ -98,3 +99,8 @@ class Network:
 
     def silence(self, link: Link, until_us: int) -> None:
         self.silent_until_us[link] = max(until_us, self.silent_until_us.get(link, 0))
+
+
+def can_hear(house: House, frame: Frame) -> bool:
+    """Nothing leads from a newer coordinator's house into that of an older one."""
+    return bool(house.wanted_workers) and frame.term <= house.core.term

@@ -12,6 +12,7 @@ import msgspec
 
 from headrace.sim.check import Reference, check_history, check_rest
 from headrace.sim.clients import Client
+from headrace.sim.history import Look
 from headrace.sim.nemesis import Nemesis
 from headrace.sim.oracle import Oracle
 from headrace.sim.parameters import Parameters, draw
@@ -155,11 +156,13 @@ class Run:
     def _look_and_rest(self) -> None:
         """All state is read, and then nothing happens any more."""
         world = self.world
-        look = world.read(None, None)
-        if look is None:
-            world.violate("nobody is there to be asked")
-            return
-        self._within_patience(lambda: look.found > 0, "the state was not found")
+        look: Look | None = None
+        while not world.violations and (look is None or not look.found):  # who is asked may still be superseded
+            self._within_patience(lambda: world.house is not None and world.house.is_alive, "nobody is there")
+            look = asked = world.read(None, None)
+            if asked is not None:
+                found_or_gone = lambda: asked.found > 0 or not asked.house.is_alive
+                self._within_patience(found_or_gone, "the state was not found")
         self._within_patience(lambda: not world.heap, "it does not come to rest")
         if not world.violations and world.house is not None and world.house.wanted_workers:
             workers = {number: node.core for number, node in world.workers.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import Reply
-from headrace.core.coordinator import Lost, Overran
+from headrace.core.coordinator import Lost, Overran, Rescale
 from headrace.core.epoch import Epoch
 from headrace.core.journal import TakeSnapshot
 from headrace.durability.log import read_log
@@ -150,6 +150,7 @@ class Life:
 
     def finish(self) -> None:
         """Everything is asked for until it is answered."""
+        self.store.refuses = False
         for number, batch in enumerate(self.batches):
             self.asked[self.hand.send(*batch)] = number
         for query, batches in self.sources.items():
