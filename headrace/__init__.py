@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.errors import Abort, Aborted, HeadraceError
+from headrace.errors import Abort, Aborted, ExternalFailed, HeadraceError
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.model.operator import Function, Operator
@@ -32,6 +32,7 @@ __all__ = [
     "Cluster",
     "Config",
     "Context",
+    "ExternalFailed",
     "Function",
     "HeadraceError",
     "Operator",

@@ -241,7 +241,7 @@ class AppChanged(HeadraceError):
 
 
 class ExternalFailed(HeadraceError):
-    """An external call did not succeed, after all its tries. Raised in the function that made it, which may catch it."""
+    """An external call did not succeed, after all its tries. Raised in the function that made it, which may catch."""
 
     code = "external_failed"
     http_status = 424

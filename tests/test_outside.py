@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import random
+import threading
+import time
 import uuid
 import zlib
 from collections.abc import Generator
@@ -15,9 +17,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from headrace import Abort, App, Context
+from headrace import Abort, App, Context, Runtime
 from headrace.core import order
-from headrace.core.deferred import Perform
+from headrace.core.deferred import Perform, Responded
 from headrace.errors import ExternalFailed, ModelError
 from headrace.model.chance import Chance, is_id
 from headrace.sim.oracle import path
@@ -50,7 +52,8 @@ class Outside:
         combines = operator.combine is not None
 
         def steps(*given: Any) -> Generator[Any, Any, Any]:
-            return self.steps(*given, combines)
+            ctx, body, acc, fuel = given
+            return self.steps(ctx, body, acc, fuel, combines)
 
         def narrow(ctx: Any, body: int, acc: int, fuel: int) -> Any:
             running = steps(ctx, body, acc, fuel)
@@ -308,7 +311,7 @@ def everywhere(calls: list[Any]) -> list[Any]:
             given.append([reply.unwrap() for reply in world.run(*calls)])
             world.check()
     assert all(each == given[0] for each in given)
-    return given[0]  # type: ignore[no-any-return]
+    return given[0]
 
 
 def test_random_numbers_are_the_same_in_every_mode_and_others_in_every_call() -> None:
@@ -407,7 +410,7 @@ async def misuse(ctx: Context, how: str) -> Any:
     elif how == "value":
         await ctx.call_external("charge", {1, 2})
     elif how == "forgotten":
-        ctx.call_external("charge", 1)  # type: ignore[unused-coroutine]
+        ctx.call_external("charge", 1)
     elif how == "twice":
         call = ctx.call_external("charge", 1)
         with contextlib.suppress(ExternalFailed):
@@ -423,7 +426,7 @@ async def misuse(ctx: Context, how: str) -> Any:
 
 @order_of.register
 def misuse_plainly(ctx: Context) -> None:
-    ctx.call_external("charge", 1)  # type: ignore[unused-coroutine]
+    ctx.call_external("charge", 1)
 
 
 MISUSES = {
@@ -560,3 +563,89 @@ def test_an_external_function_is_checked_when_it_is_made_known(given: dict[str, 
     app.external("charge", print)
     with pytest.raises(ModelError, match=why):
         app.external(**{"name": "other", "function": print, **given})
+
+
+# --- with threads and clocks ------------------------------------------------------------------------------------------
+
+real = App("real")
+desk = real.operator("desk")
+asked: list[tuple[str, Any]] = []
+
+
+def ask(key: str, what: Any) -> Any:
+    asked.append((key, what))
+    if what == "sleep":
+        threading.Event().wait(5)
+    if what == "odd text":
+        raise ValueError("\udc80 is no text")
+    if what == "silent":
+        raise KeyError
+    if what == "exit":
+        raise SystemExit(3)
+    if what == "second try" and sum(each == (key, what) for each in asked) < 2:
+        raise OSError("not now")
+    return {1} if what == "a set" else [what, "done"]
+
+
+real.external("ask", ask, timeout=0.2, tries=2, backoff=0.01)
+
+
+@desk.register
+async def inquire(ctx: Context, what: str) -> Any:
+    return await ctx.call_external("ask", what)
+
+
+@desk.register
+def write(ctx: Context, what: str) -> None:
+    ctx.send_external("ask", what, then=filed)
+
+
+@desk.register
+def filed(ctx: Context, result: Any, error: Any) -> None:
+    ctx.put([result, error])
+
+
+TEXTS = {
+    "odd text": "ask: ValueError: ? is no text, after 2 tries",
+    "silent": "ask: KeyError, after 2 tries",
+    "exit": "ask: SystemExit: 3, after 2 tries",
+    "sleep": "ask: no answer within 0.2 seconds, after 2 tries",
+    "a set": "a set has no order to carry",
+}
+
+
+@pytest.mark.parametrize("what", ["plain", "second try", *TEXTS])
+def test_the_outside_world_is_asked_again_with_the_same_key_and_then_given_up(what: str) -> None:
+    asked.clear()
+    with Runtime(real) as runtime:
+        (reply,) = runtime.client.batch([(inquire, "a", what)])
+        runtime.client.call(write, "b", what)
+        deadline = time.monotonic() + 20
+        while runtime.get(desk, "b") is None and time.monotonic() < deadline:
+            runtime.client.call(filed, "waiting", None, None)
+        result, error = runtime.get(desk, "b")
+    if what in TEXTS:
+        assert reply.failure is not None
+        assert reply.failure.code == "external_failed"
+        assert TEXTS[what] in reply.failure.message
+        assert result is None
+        assert TEXTS[what] in error
+    else:
+        assert reply.unwrap() == result == [what, "done"]
+        assert error is None
+    keys = [key for key, _ in asked]
+    assert len(set(keys)) == 2, "one for the call, one for the message"
+    assert len(keys) == (2 if what in ("plain", "a set") else 4)
+
+
+@pytest.mark.parametrize("size", [50, 90, 97, 98, 99, 100, 200])
+def test_a_response_that_has_no_room_in_a_row_comes_back_as_a_failure(size: int) -> None:
+    world = World(real, value_bytes_max=100)
+    world.run((write, "a", "anything"))
+    world.performs.clear()
+    (message,) = world.core.deferred.sends
+    world.submit(Responded(message, "x" * size))
+    world.until(SECOND)
+    result, error = world.state()["desk", "a"]
+    assert (result, error) == ("x" * size, None) if error is None else "over the limit" in error
+    assert (error is None) == (size <= 90)

@@ -70,7 +70,7 @@ class Story:
                 story.records |= {each.number: each.record for each in effects if isinstance(each, Append)}
                 super()._apply(node, effects)
 
-        config = {"epoch_transactions_max": self.way.transactions_max, "snapshot_interval_us": 1 << 60}
+        config: dict[str, Any] = {"epoch_transactions_max": self.way.transactions_max, "snapshot_interval_us": 1 << 60}
         hand = Watched(self.store, outside.app, workers, self.now_us, self.rng.randrange(1 << 30), **config)
         hand.outside = respond
         return hand
@@ -110,7 +110,8 @@ class Story:
 def tell(bodies: Any, log: Any, way: Killed) -> Story:
     outside.bodies = [bodies[body % len(bodies)] for body in range(3)]
     calls = [(outside.forms[operator][form], key, *args) for operator, form, key, *args in log]
-    story, answered = Story(way), {}
+    story = Story(way)
+    answered: dict[int, str] = {}
     size = -(-len(calls) // way.batches)
     for life, workers in enumerate(way.workers):
         hand = story.engine(workers)

@@ -163,7 +163,25 @@ def test_the_next_engine_goes_on_with_what_is_left_of_the_time(snapshot: bool, w
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
-SCALARS = [None, True, False, 0, 1, -1, 1 << 63, 1.0, -0.0, float("nan"), "", "é", b"", b"a", [], (1,), {"a": [1]}]
+SCALARS: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    1 << 63,
+    1.0,
+    -0.0,
+    float("nan"),
+    "",
+    "é",
+    b"",
+    b"a",
+    [],
+    (1,),
+    {"a": [1]},
+]
 
 
 @pytest.mark.parametrize("value", SCALARS, ids=repr)
@@ -206,7 +224,8 @@ def test_a_wrapped_value_is_msgpack_that_no_user_can_make(at_us: int, value: Any
 def test_the_queue_gives_each_entity_once_and_after_its_last_write() -> None:
     rng = random.Random(5)
     for _ in range(200):
-        queue, last, now = ExpiryQueue(Operator("brief", ttl=datetime.timedelta(microseconds=20))), {}, 0
+        queue, now = ExpiryQueue(Operator("brief", ttl=datetime.timedelta(microseconds=20))), 0
+        last: dict[Any, int] = {}
         due: list[Any] = []
         for _ in range(rng.randrange(60)):
             now += rng.choice((0, 1, 5, 30))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from headrace.core.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.program import MISSING, Args, Program
+from headrace.errors import BadRequest
 from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Failure
 from headrace.wire.values import Key, written_us
@@ -144,6 +145,10 @@ class Deferred:
 
     def respond(self, responded: Responded) -> None:
         if responded.call in self.sends and responded.call not in self.spent:
+            try:
+                self.program.functions[fire].admit((responded.result, responded.failure))
+            except BadRequest as error:  # it has no room beside the rest of the row, or cannot be carried at all
+                responded = Responded(responded.call, None, str(error))
             self.responses[responded.call] = responded
 
     # --- what is to be done ---

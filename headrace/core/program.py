@@ -123,6 +123,8 @@ class Program:
             entry = self.find(schedule.function)
             self.check_key(schedule.of, entry)
             entry.admit(schedule.args)
+            tick = BUILT_IN.functions["tick"]
+            self.functions[tick].admit((0, schedule.function, schedule.of, schedule.args))
         except BadRequest as error:
             raise ModelError(f"app {self.app.name}: schedule {schedule.name}: {error}") from None
 

@@ -10,7 +10,7 @@ from headrace.errors import AppChanged
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, needs_migration
 from headrace.model.operator import RESERVED
-from headrace.wire.values import RECORD, Values, is_wrapped, shown, wrap
+from headrace.wire.values import RECORD, Values, is_wrapped, shown, wrap, written_us
 
 
 def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: App, now_us: int) -> dict[str, Table]:
@@ -35,7 +35,7 @@ def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: A
             try:
                 made = hook(key, values.unseal(state))
                 if made is not None:
-                    table[key] = seal(made)
+                    table[key] = wrap(seal(made), written_us(state)) if is_wrapped(state) else seal(made)
             except Exception as error:
                 raise AppChanged(f"the migration of operator {name!r} fails for {shown(key)}: {error!r}") from error
     for name, operator in app.operators.items():

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.core.deferred import Perform, Responded
+from headrace.core.execution import describe
 from headrace.errors import HeadraceError
 from headrace.model.app import App, External
 from headrace.wire.values import Values, shown
@@ -79,8 +80,8 @@ class Externals:
             except HeadraceError as error:  # what cannot be carried will not be another time
                 outcome.append(Responded("", None, f"{external.name}: {error}"))
             except BaseException as error:
-                text = str(error)[:MESSAGE_CHARACTERS_MAX]
-                outcome.append(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+                _, name, text = describe(error)
+                outcome.append(f"{name}: {text[:MESSAGE_CHARACTERS_MAX]}" if text else name)
 
         thread = threading.Thread(target=call, name=f"headrace-{external.name}", daemon=True)
         thread.start()

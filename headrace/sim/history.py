@@ -47,6 +47,10 @@ class Look:
         self.found = 0
         self.entities: list[Any] = []
 
+    def is_over(self) -> bool:
+        """It is found, or will never be."""
+        return self.found > 0 or not self.house.is_alive
+
 
 class History:
     def __init__(self, unseal: Callable[[Any], Any], violate: Callable[[str], None]) -> None:

@@ -59,6 +59,7 @@ class House:
         self.news_us = 0  # when the last one of the keeper arrives
         self.pause_in: int | None = None  # operations of the store until it is paused
         self.dies_in: tuple[int, str] | None = None  # operations until it dies, and where in the last one
+        self.power_in: int | None = None  # writes until power is lost, before what was written is synced
 
     @property
     def is_alive(self) -> bool:
@@ -131,6 +132,10 @@ class House:
         world.on_operation(self, op, name)
         if self.dies_in is not None:
             store.dies_at, self.dies_in = (store.operations + self.dies_in[0] - 1, self.dies_in[1]), None
+        if self.power_in is not None and op == ("sync" if store.can_append else "create"):
+            self.power_in -= 1
+            if self.power_in < 0:
+                world.lose_power()
         if world.nested >= NESTED_MAX or not self.is_alive:
             return
         if self.pause_in is not None:

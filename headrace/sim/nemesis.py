@@ -45,7 +45,7 @@ class Nemesis:
         world.is_chaos = False
         world.disk.is_calm, world.disk.is_full = True, False
         for house in world.houses:
-            house.pause_in = None
+            house.pause_in = house.power_in = None
             if house.store is not None:
                 house.store.dies_at = house.dies_in = None
         nodes = [node for house in world.houses for node in (house.node, *house.workers.values())]
@@ -166,8 +166,13 @@ class Nemesis:
             self.world.replace(self.world.houses[-1])
 
     def lose_power(self) -> None:
+        """At once, or between a write and its sync."""
         if self.world.is_chaos:
-            self.world.lose_power()
+            house = self.world.houses[-1]
+            if house.is_alive and self.rng.random() < 0.7:
+                house.power_in = self.rng.randrange(4)
+            else:
+                self.world.lose_power()
 
     def fill(self) -> None:
         if self.world.is_chaos:

@@ -169,6 +169,7 @@ def purchases(workload: Any) -> list[Batches]:
 
 
 OFTEN = {"snapshot_interval_us": 1, "snapshots_kept": 1}
+FEW = ("kill", "power", "pause")
 SMALL = {"epoch_transactions_max": 2, "segment_bytes_max": 1}
 
 RECOVERIES = (
@@ -179,16 +180,16 @@ RECOVERIES = (
     Recovery("a snapshot after every epoch, segments of one record", limits=OFTEN | SMALL),
     Recovery("a snapshot after every epoch, over objects", aborts, store="objects", limits=OFTEN | SMALL),
     Recovery("batches of queries that span epochs", loads, workers=0, is_source=True, limits=SMALL),
-    Recovery("batches of queries and snapshots", loads, is_source=True, limits=OFTEN | SMALL),
+    Recovery("batches of queries and snapshots", loads, is_source=True, limits=OFTEN | SMALL, ways=FEW),
     Recovery("aborts under other limits than the next one's", transfers, faults=Faults(new_limits=True)),
     Recovery("killed while it recovers", aborts, workers=0, limits=OFTEN, crash_first=40, ways=("kill", "power")),
     Recovery("killed while it begins", aborts, workers=0, crash_first=9, ways=("kill", "power")),
     Recovery("more workers, then fewer", one_by_one, limits=OFTEN, besides=rescale_twice, ways=("effect", "kill")),
     Recovery("lists, histories judged from outside", appends, workload="append", limits=OFTEN, ways=("pause", "race")),
-    Recovery("timers and messages", reminders, workload="outside", workers=0, limits=OFTEN),
+    Recovery("timers and messages", reminders, workload="outside", workers=0, limits=OFTEN, ways=FEW),
     Recovery("timers and messages, over objects", reminders, workload="outside", store="objects", limits=SMALL),
     Recovery("external calls", purchases, workload="outside", workers=0, limits=OFTEN, chaos_us=150_000),
-    Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN, chaos_us=150_000),
+    Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN, chaos_us=150_000, ways=FEW),
     Recovery("three coordinators at once", aborts, workers=0, limits=OFTEN | SMALL, ways=("race",)),
     Recovery(
         "three coordinators at once, over objects", aborts, workers=0, store="objects", limits=OFTEN, ways=("race",)

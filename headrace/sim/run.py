@@ -24,11 +24,14 @@ from headrace.sim.world import Broken, World
 PROBES = (  # what some runs must have seen, or the others prove little
     "aborted",
     "alone",
+    "asked a coordinator that was superseded",
     "asked again after the answer",
     "copies of the state",
+    "external calls",
     "failure aborted",
     "failure bad_call",
     "failure bad_value",
+    "failure external_failed",
     "failure limit_reached",
     "failure poisoned",
     "lone transactions",
@@ -40,7 +43,10 @@ PROBES = (  # what some runs must have seen, or the others prove little
     "repeated answers",
     "request id used for another call",
     "rescaled",
+    "snapshots",
     "state read while others run",
+    "timers fired",
+    "worst loss of power imagined",
     "zombies spoke",
 )
 METRICS = {  # those that the coordinator counts
@@ -159,10 +165,9 @@ class Run:
         look: Look | None = None
         while not world.violations and (look is None or not look.found):  # who is asked may still be superseded
             self._within_patience(lambda: world.house is not None and world.house.is_alive, "nobody is there")
-            look = asked = world.read(None, None)
-            if asked is not None:
-                found_or_gone = lambda: asked.found > 0 or not asked.house.is_alive
-                self._within_patience(found_or_gone, "the state was not found")
+            look = world.read(None, None)
+            if look is not None:
+                self._within_patience(look.is_over, "the state was not found")
         self._within_patience(lambda: not world.heap, "it does not come to rest")
         if not world.violations and world.house is not None and world.house.wanted_workers:
             workers = {number: node.core for number, node in world.workers.items()}
@@ -199,6 +204,8 @@ class Run:
         log = Reference.of_history(world.history)
         if world.is_durable:
             log = Reference.of_log(world.history, world.archive.read(program), program)
+            own = [row.call[0].name for row in log.rows if row.request_id not in world.history.rows]
+            world.probes["timers fired"] += own.count("fire")
         world.violations += log.wrong
         world.violations += check_history(world.history, log, self.workload, oracle, world.archive.snapshots)
         if world.is_durable and not world.violations:

@@ -49,6 +49,8 @@ def candidates(parameters: Parameters) -> Iterator[Parameters]:
     for transactions in (1, 2, 3, 5, 8, parameters.transactions // 2, parameters.transactions - 1):
         if 0 < transactions < parameters.transactions:
             yield replace(parameters, transactions=transactions)
+    if parameters.store == "objects":
+        yield replace(parameters, store="files")
     if parameters.clients > 1:
         yield replace(parameters, clients=1)
     for workers in range(1, parameters.workers):

@@ -24,6 +24,7 @@ class Hooks:
         self.is_stuck = False  # one overran, and nobody could stop it
         self.has_dawdled = False  # one might have overrun
         self.chance = random.Random(0)
+        self.patience = 6  # how often they overrun in a run: each time all since the last copy is run again
 
     def watch(self, worker: Any) -> None:
         self.worker, self.spun, self.is_stuck = worker, None, False
@@ -37,7 +38,8 @@ class Hooks:
     def dawdle(self) -> None:
         """A function that overruns at times, though it is the same call: what is decreed then must be remembered."""
         self.has_dawdled = True
-        if self.worker is not None and self.chance.random() < 0.6:
+        if self.worker is not None and self.patience and self.chance.random() < 0.6:
+            self.patience -= 1
             self.spin()
 
 

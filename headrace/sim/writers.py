@@ -156,7 +156,7 @@ class Writers:
         if result is None:
             writer.log = None
         else:
-            self.note(f"{writer.store.who} {what}: {result!r}")
+            self.note(f"{writer.store.who} {what}: done")
         return result
 
     def take_over(self) -> Writer:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from headrace import App, Config
+from headrace.durability.log import bounds
 from headrace.durability.store import DirectoryStore, Store
 from headrace.errors import (
     BadRequest,
@@ -61,6 +63,13 @@ CALLS: list[Any] = [
     (ask, "b", "a"),
 ]
 SMALL = Config(epoch_transactions_max=2, segment_bytes_max=1, snapshot_interval_us=1, snapshots_kept=1)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < until_s, "it never came true"
+        time.sleep(0.005)
 
 
 class Fussy:
@@ -389,6 +398,7 @@ def test_a_runtime_closes_though_its_store_is_gone() -> None:
 def test_a_function_that_is_not_deterministic_stops_the_runtime_and_is_named(tmp_path: Path) -> None:
     first = Runtime(app, store=tmp_path)
     first.client.call(weather, "w", request_id="id")
+    eventually(lambda: bounds(DirectoryStore(tmp_path), "replies") == (1, 1))  # what was answered is known
     with turned("rainy"):
         second = Runtime(app, store=tmp_path)  # the first one has not been closed: there is something to replay
         with pytest.raises(NotDeterministic, match=r"item.weather of 'w'.*fine.*rainy"):
