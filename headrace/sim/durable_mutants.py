@@ -299,11 +299,11 @@ def publishes_first(right: Any) -> Any:
 
 
 DURABLE_MUTANTS = (
-    Mutant("a reply leaves before its record is durable", journal.Journal, "covers", answers_at_once),
+    Mutant("a reply leaves before its record is durable", journal.Journal, "covers", answers_at_once, 1),
     Mutant("a reply does not wait for decrees and responses", journal.Journal, "covers", forgets_decrees, 10),
     Mutant("decrees are not logged", journal.Journal, "note", notes_nothing, 13),
-    Mutant("replies are kept before their records are durable", journal.Journal, "_keep", keeps_at_once, 19),
-    Mutant("a snapshot is saved of what is not durable", journal.Journal, "_save", saves_at_once, 52),
+    Mutant("replies are kept before their records are durable", journal.Journal, "_keep", keeps_at_once, 22),
+    Mutant("a snapshot is saved of what is not durable", journal.Journal, "_save", saves_at_once, 74),
     Mutant("a snapshot that failed is forgotten", journal.Journal, "failed", drops_failed_snapshots, 40),
     Mutant("state leaves without a look at the fence", journal.Journal, "has_checked", reads_unchecked, 119),
     Mutant("a snapshot is an alias of the state", engine.Engine, "_take_snapshot", aliases_the_snapshot, 67),
@@ -315,14 +315,14 @@ DURABLE_MUTANTS = (
     Mutant("the number of rows is not in the snapshot", engine.Engine, "_meta", leaves_out("row", 0)),
     Mutant("TIDs begin again after a recovery", sequencing.Sequencer, "count_at", counts_from_the_start),
     Mutant("a replay uses today's limits", records.Records, "decode", uses_todays_limits, 8),
-    Mutant("what was answered is not run again", restore, "replay", believes_in_replies),
+    Mutant("what was answered is not run again", restore, "replay", believes_in_replies, 2),
     Mutant(
         "workers of an earlier coordinator are heard", coordinator.Coordinator, "__init__", begins_at_term_nought, 18
     ),
     Mutant("the log has no fence", log.Log, "_look", never_looks, 4),
     Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends, 19),
     Mutant("the log is not synced", log.Log, "_grow", never_syncs),
-    Mutant("who takes over trusts the page cache", takeover, "find_end", trusts_the_cache),
+    Mutant("who takes over trusts the page cache", takeover, "find_end", trusts_the_cache, 12),
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums, 12),
     Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards, 9),
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),

@@ -7,9 +7,11 @@ what is not caught would show a hole in the checks, not in the core.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from headrace.config import Config
 from headrace.core import (
     alone,
     chain,
@@ -24,8 +26,13 @@ from headrace.core import (
     restore,
     worker,
 )
+from headrace.core.engine import Answer, Submit
+from headrace.core.ingress import Admission
 from headrace.durability import chain as log_chain
 from headrace.durability import log, recovery, snapshots, takeover
+from headrace.model.app import App
+from headrace.model.context import Context
+from headrace.runtime.fleet import Fleet
 from headrace.sim.run import simulate
 from headrace.wire.messages import Body, Frame
 
@@ -232,6 +239,33 @@ def says_one_is_true(right: Any) -> Any:
     return lambda one, other: bool(one == other)
 
 
+def one_becomes_true(seed: int) -> list[str]:
+    """A state that changes from 1 to True below a transaction that has read it, in some order of the messages."""
+    app = App("types")
+    box = app.operator("box")
+
+    @box.register
+    def keep(ctx: Context, value):  # type: ignore[no-untyped-def]
+        ctx.put(value)
+
+    @box.register
+    def tell(ctx: Context, to: int, value):  # type: ignore[no-untyped-def]
+        ctx.call_async(keep, to, value)
+
+    @box.register
+    def show(ctx: Context):  # type: ignore[no-untyped-def]
+        return ctx.get()
+
+    fleet = Fleet(app, Config(), 2, "ordered", random.Random(seed).choice)
+    fleet.settle()
+    calls: list[Any] = [(keep, at, 1) for at in range(8)]
+    calls += [call for at in range(8) for call in ((tell, at + 8, at, True), (show, at))]
+    fleet.submit(Submit([(0, Admission(fleet.coordinator.program).admit("x", calls))]))
+    (answer,) = [effect for effect in fleet.settle() if isinstance(effect, Answer)]
+    shown = answer.answers.results[9::2]
+    return [] if all(value is True for value in shown) else [f"after True was kept, {shown} was shown"]
+
+
 def merges_backwards(right: Any) -> Any:
     return lambda self, part, call, state, deltas: right(self, part, call, state, deltas[::-1])
 
@@ -301,7 +335,7 @@ MUTANTS = (
     Mutant("a reply leaves before its epoch is final", egress.Submission, "is_final", answers_early),
     Mutant("those above a late call are not repaired", ordered.OrderedExecutor, "_ripple", repairs_nobody, 9),
     Mutant("aborted writes are seen", chain, "value_before", shows_aborted_writes, 10),
-    Mutant("1 is True", chain, "same", says_one_is_true, 226),
+    Mutant("1 is True", chain, "same", says_one_is_true, look=one_becomes_true),
     Mutant("merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 65),
     Mutant("cancelled calls stay", ordered.OrderedExecutor, "cancel", cancels_nothing, 128),
     Mutant("a failure that was mended stays", ordered.OrderedExecutor, "mended", hears_no_mending, 15),
