@@ -91,6 +91,7 @@ Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Perform | Re
 
 
 Between = Read | Rescale | TakeSnapshot | None
+REPLAY_CHANCES = 7  # to return in time, for a transaction that may have been answered before a recovery
 TERM_BITS = 20  # of a term count what happens to the workers of one coordinator; those above are the log's
 
 
@@ -156,6 +157,7 @@ class Coordinator(Engine):
         self.asked = 0
         self.later: list[tuple[Any, Any]] = []  # what the epoch that just became final changed of what comes later
         self.overran: set[int] = set()  # TIDs that did not return in time
+        self.chances: dict[int, int] = {}  # of TIDs that overran in a replay
         self.alone: set[int] = set()  # TIDs that ran alone in this term
         self.poisoned: set[int] = set()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
@@ -498,6 +500,7 @@ class Coordinator(Engine):
         self.logged = sum(map(len, self.log))
         self.overran = {tid for tid in self.overran if tid > self.copied_tid}
         self.poisoned = {tid for tid in self.poisoned if tid > self.copied_tid}
+        self.chances = {tid: left for tid, left in self.chances.items() if tid > self.copied_tid}
 
     def _rescaled(self, event: Rescale) -> Any:
         def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
@@ -564,6 +567,10 @@ class Coordinator(Engine):
         epoch = next((epoch for epoch in self.log if tid in epoch.tids), None)
         if epoch is None or epoch.tids.index(tid) < epoch.final_rows:
             return  # its outcome is known: this time it was only slow
+        if epoch.is_replayed:  # an earlier coordinator may have answered it: it takes more to undo that
+            self.chances[tid] = self.chances.get(tid, REPLAY_CHANCES) - 1
+            if self.chances[tid] > 0:
+                return
         self.overran.add(tid)
         if tid in self.alone or self.mode_now == "serial":
             row = epoch.tids.index(tid)

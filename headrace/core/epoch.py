@@ -38,6 +38,7 @@ class Epoch:
         "first",
         "has_ids",
         "ids",
+        "is_replayed",
         "keys",
         "limits",
         "number",
@@ -56,6 +57,7 @@ class Epoch:
         self.phase = OPEN
         self.position = 0  # the number of its record in the log; 0 where there is none
         self.pieces: list[Piece] = []
+        self.is_replayed = False  # it was logged by an earlier engine, which may have answered it
         self.limits: dict[str, int] | None = None  # those it was logged with, where they are not today's
         self.bytes = 0  # of arguments that are not small
         self.has_ids = False  # whether any row has a request id: rows of a source batch have none

@@ -99,7 +99,7 @@ def replay(engine: Engine, left: Left) -> None:
             if epoch is not None:
                 epoch.responses[record.tid, record.call] = record
     for epoch in epochs:
-        epoch.phase = CLOSED
+        epoch.phase, epoch.is_replayed = CLOSED, True
         answered = left.recorded.get(epoch.number)
         if answered is not None:
             epoch.results, epoch.failures, epoch.final_rows = answered.results, answered.failures, len(epoch)
