@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from headrace.model.operator import Function
+from headrace.runtime import garbage
 from headrace.runtime.driver import Driver
 from headrace.wire.messages import Answers
 
@@ -53,8 +53,7 @@ def send(
         answers.append(future.result())
         batches.laps_s.append(time.perf_counter() - handed_over)
 
-    gc.collect()
-    gc.freeze()  # the workload is nobody's garbage
+    garbage.settle()  # as `headrace run` does
     began = time.perf_counter()
     for keys, args in parts:
         if len(pending) >= at_once:
@@ -83,8 +82,7 @@ def send_on_time(count: int, per_s: float, submit: Callable[[int], Future[Any]])
         futures.append(submit(number))
         futures[-1].add_done_callback(note)
 
-    gc.collect()
-    gc.freeze()
+    garbage.settle()  # as `headrace run` does
     began = time.perf_counter()
     for number in range(count):
         due = began + number / per_s

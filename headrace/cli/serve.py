@@ -19,6 +19,7 @@ from rich import markup
 from rich.console import Console
 
 from headrace.errors import BadRequest, Unreachable
+from headrace.runtime import garbage
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
 from headrace.runtime.gateway import gateway
@@ -46,6 +47,7 @@ def serve(target: str, host: str, port: int, workers: int, mode: str, store: str
     ):
         explain(runtime, url, store)
         web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
+        garbage.settle()
         server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
         threading.Thread(target=end_with, args=(runtime, server), daemon=True).start()
         server.run(sockets=[listener])

@@ -37,7 +37,7 @@ from headrace.errors import StoreError
 
 LOG = logging.getLogger("headrace.durability")
 GROUP_MAX = 1_000  # records, or epochs' replies, written at once
-PATIENCE_S = 0.05  # replies are in no hurry: if they are lost, a replay gives them again
+PATIENCE_S = 0.2  # replies are in no hurry: if they are lost, a replay gives them again
 MARKS_MAX = 64  # of the replies' times, in a snapshot
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import select
 import signal
@@ -25,6 +24,7 @@ from headrace.core.channel import Received, Send, SetTimer, Tick
 from headrace.core.worker import Worker
 from headrace.errors import BadMessage, HeadraceError, ModelError
 from headrace.model.fingerprint import fingerprint
+from headrace.runtime import garbage
 from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.line import Beat, Failed, Job, Line, Peers, Ready, Relax
 from headrace.runtime.loading import load
@@ -37,7 +37,6 @@ BEAT_S_MAX = 0.2
 
 
 # Records live as long as their epoch and end by themselves: looking for cycles among them is mostly in vain.
-GC_ALLOCATIONS = 200_000
 
 
 def main() -> None:
@@ -56,8 +55,7 @@ def main() -> None:
         line.send(Failed(reason(error)))
         leave(1)
     heart.node = node
-    gc.freeze()  # the app and its modules stay
-    gc.set_threshold(GC_ALLOCATIONS, 20, 50)
+    garbage.settle()
     line.send(Ready(node.network.endpoint))
     try:
         while not line.is_dead:
