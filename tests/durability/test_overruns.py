@@ -1,0 +1,35 @@
+"""A function that overran, in a replay: whoever may have been answered is not undone lightly."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace import App, Config, Context
+from headrace.core.coordinator import REPLAY_CHANCES, Coordinator, Overran
+from headrace.core.engine import Submit
+from headrace.core.ingress import Admission
+from headrace.core.journal import Append, Decree
+
+app = App("slow")
+item = app.operator("item")
+
+
+@item.register
+def dawdle(ctx: Context) -> int:
+    return 1
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_it_takes_more_overruns_to_abort_what_an_earlier_coordinator_may_have_answered(is_replayed: bool) -> None:
+    coordinator = Coordinator(app, Config(), 1, "serial", is_durable=True)
+    coordinator.start(0)
+    batch = Admission(coordinator.program).admit("x", [(dawdle, "k")])
+    coordinator.step(1, Submit([(0, batch)]))
+    (epoch,) = coordinator.log
+    epoch.is_replayed = is_replayed
+    overruns, decrees = 0, []
+    while not decrees:
+        overruns += 1
+        effects = coordinator.step(1 + overruns, Overran(1, epoch.tids[0]))
+        decrees = [each for each in effects if isinstance(each, Append) and isinstance(each.record, Decree)]
+    assert overruns == (REPLAY_CHANCES if is_replayed else 1)
