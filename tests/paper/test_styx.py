@@ -1,4 +1,5 @@
-"""Styx, sections 5 and 6: a test for each claim. Where Headrace departs from the paper on purpose, its docstring says.
+"""Styx, sections 5 and 6 (7 is in test_styx_7.py): a test for each claim. Where Headrace departs from the paper on
+purpose, its docstring says.
 
 The largest departure: there is no lock phase and no next epoch for those that conflict. The log is the serial order;
 what came late is inserted where it belongs and repaired, until the epoch is what a loop over its transactions gives.
