@@ -10,6 +10,7 @@ import itertools
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -112,7 +113,7 @@ class Connections:
         self.keep([])
 
 
-class ChaosClient(threading.Thread):
+class ChaosClient(threading.Thread, ABC):
     """Asks for one batch after the other."""
 
     def __init__(self, traffic: Traffic, name: str, seed: str) -> None:
@@ -133,8 +134,9 @@ class ChaosClient(threading.Thread):
         number = next(self.traffic.numbers)
         return Asked(f"{self.client}-{number}", self.call(number), number)
 
+    @abstractmethod
     def call(self, number: int) -> Call:
-        raise NotImplementedError
+        """The next one of this workload."""
 
     def _ask_until_answered(self, batch: list[Asked]) -> None:
         now_ns = time.monotonic_ns()

@@ -220,7 +220,7 @@ class Journal:
         return epoch > self.saved_epoch and (is_old or is_long)
 
     def next_due_us(self, epoch: int) -> int | None:
-        if not self.is_durable or self.is_busy() or epoch <= self.saved_epoch or self.saved_us < 0:
+        if not self.is_durable or self.is_busy() or epoch <= self.saved_epoch:
             return None
         return self.saved_us + self.config.snapshot_interval_us
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from headrace.core import builtin
@@ -25,13 +26,14 @@ class Later(Context):
 
     _program: Program
 
+    @abstractmethod
     def _new_id(self) -> str:
         """Unique, and the same whenever this call is run again."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def _now_us(self) -> int:
-        raise NotImplementedError
+        """The epoch's time."""
 
     def call_later(self, delay: Any, function: Function | str, key: Any, /, *args: Any) -> str:
         try:

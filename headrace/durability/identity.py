@@ -10,8 +10,9 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.durability.store import Store
-from headrace.errors import WrongStore
+from headrace.errors import AppChanged, ObjectMissing, WrongStore
 from headrace.model.app import App
+from headrace.model.fingerprint import Fingerprint
 
 FORMAT = 1
 IDENTITY = "headrace.json"
@@ -81,6 +82,17 @@ def found(
     }
     store.create(IDENTITY, with_checksum(identity))
     return identity_of(store) or identity
+
+
+def print_of(store: Store, digest: str) -> Fingerprint:
+    """What the code with this fingerprint was."""
+    try:
+        return Fingerprint.from_plain(read_checked(store, f"apps/{digest}.json"))
+    except (ObjectMissing, ValueError) as error:
+        raise AppChanged(
+            f"{store.url} was written by other code, and what that was is not known: apps/{digest}.json: {error}. "
+            "Restore it from a backup"
+        ) from None
 
 
 def check_identity(store: Store, identity: dict[str, Any], app: App, config: Config) -> None:

@@ -19,14 +19,14 @@ from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.journal import Snapshot
 from headrace.core.program import Table
 from headrace.core.restore import Left, Logged, restore
-from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_checked, with_checksum
+from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
 from headrace.durability.log import Log, bounds, read_log
 from headrace.durability.migration import migrate
 from headrace.durability.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.recovery import snapshots_of
 from headrace.durability.snapshots import Loaded
 from headrace.durability.store import Store, open_store
-from headrace.errors import AppChanged, BadRequest, ObjectMissing, SnapshotBroken, WrongStore
+from headrace.errors import AppChanged, BadRequest, SnapshotBroken, WrongStore
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, fingerprint
 
@@ -71,18 +71,9 @@ class Past:
     def print_of(self, digest: str) -> Fingerprint | None:
         """What the code with this fingerprint was, if that is known."""
         try:
-            return Fingerprint.from_plain(read_checked(self.store, f"apps/{digest}.json"))
-        except (ObjectMissing, ValueError):
+            return print_of(self.store, digest)
+        except AppChanged:
             return None
-
-    def _need_print(self, digest: str) -> Fingerprint:
-        found = self.print_of(digest)
-        if found is None:
-            raise AppChanged(
-                f"{self.store.url} was written by other code, and what that was is not known: apps/{digest}.json is "
-                "missing or broken. Restore it from a backup"
-            )
-        return found
 
     def load(self, epoch: int | None) -> Loaded | None:
         """The newest sound snapshot of this epoch or before: what comes after it is in the log. None if the log alone
@@ -129,7 +120,8 @@ class Past:
         meta = {} if loaded is None else loaded.manifest.meta
         if loaded is not None and loaded.manifest.fingerprint != mine.digest:
             if epochs:
-                tables = migrate(tables, self._need_print(loaded.manifest.fingerprint), mine, app, meta["closed_us"])
+                written = print_of(self.store, loaded.manifest.fingerprint)
+                tables = migrate(tables, written, mine, app, meta["closed_us"])
             else:
                 codes.add(loaded.manifest.fingerprint)
         kept = [each for each in self.recorded(int(meta.get("oldest", 1)), began).values() if each.number <= began]

@@ -16,13 +16,13 @@ from headrace.core.engine import Engine
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.placement import shards_of
 from headrace.core.restore import Left, Logged, restore
-from headrace.durability.identity import check_identity, found, identity_of, read_checked, with_checksum
+from headrace.durability.identity import check_identity, found, identity_of, print_of, with_checksum
 from headrace.durability.log import Log
 from headrace.durability.migration import migrate
 from headrace.durability.records import Records
 from headrace.durability.snapshots import Snapshots
 from headrace.durability.store import DirectoryStore, Store, open_store
-from headrace.errors import AppChanged, Fenced, LogBroken, ObjectMissing
+from headrace.errors import AppChanged, Fenced, LogBroken
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, fingerprint
 
@@ -100,7 +100,7 @@ class Opened:
             )
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
-            written = self.print_of(loaded.manifest.fingerprint)
+            written = print_of(self.store, loaded.manifest.fingerprint)
             tables = migrate(loaded.tables, written, self.print, self.app, meta["closed_us"])
         self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
         replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
@@ -124,22 +124,12 @@ class Opened:
     def _refuse_code(self, logged: Logged) -> None:
         assert isinstance(logged.record, Epoch)
         assert logged.fingerprint is not None
-        differences = self.print_of(logged.fingerprint).differences(self.print)
+        differences = print_of(self.store, logged.fingerprint).differences(self.print)
         raise AppChanged(
             f"epoch {logged.record.number} in {self.store.url} was logged by other code of app {self.app.name!r} "
             f"({'; '.join(differences[:5])}), and no snapshot covers it. With the old code, run `headrace upgrade`: it "
             "makes a snapshot at the log's end; then start the new code"
         )
-
-    def print_of(self, digest: str) -> Fingerprint:
-        """What the code with this fingerprint was."""
-        try:
-            return Fingerprint.from_plain(read_checked(self.store, f"apps/{digest}.json"))
-        except (ObjectMissing, ValueError) as error:
-            raise AppChanged(
-                f"{self.store.url} was written by other code of app {self.app.name!r}, and what that was is not known: "
-                f"apps/{digest}.json: {error}. Restore it from a backup"
-            ) from None
 
     def _replies(self, oldest: int, sources: dict[str, Any]) -> list[Epoch]:
         """Those that may be asked for again, in order: of the oldest epoch whose ids are known and later ones, and of
