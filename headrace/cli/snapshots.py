@@ -23,7 +23,8 @@ def list_snapshots(store: str, as_json: bool) -> None:
     if as_json:
         print(in_json({"store": past.store.url, "snapshots": rows}))
         return
-    table = Table("epoch", "term", "complete", "layers", "objects", "bytes", "log from", "manifest", title=None)
+    table = Table("epoch", "term", "complete", "layers", "objects", "bytes", "log from")
+    table.add_column("manifest", overflow="fold")  # whole, also in a narrow terminal
     for row in rows:
         cells = [row["epoch"], row["term"], "yes" if row["complete"] else escape(row["trouble"])]
         cells += [row.get(name, "") for name in ("layers", "objects", "bytes", "position")]
