@@ -10,6 +10,13 @@ import dataclasses
 
 from headrace.errors import ConfigError
 
+MAY_BE_ZERO = (
+    "epoch_interval_us",
+    "reply_interval_us",
+    "report_delay_us",
+    "request_id_retention_us",
+    "request_ids_max",
+)
 LIMITS = ("calls_max", "depth_max", "transaction_bytes_max", "value_bytes_max", "value_depth_max", "key_bytes_max")
 
 
@@ -57,10 +64,12 @@ class Config:
     replay_transactions_max: int = 200_000
 
     # With a store: when a snapshot is taken (also after `replay_transactions_max`), how many are kept, for how long
-    # replies are, and how large a segment of the log grows.
+    # replies are, and at least how long after the last ones the next are written (streams of them see them no sooner),
+    # and how large a segment of the log grows.
     snapshot_interval_us: int = 10_000_000
     snapshots_kept: int = 3
     reply_retention_us: int = 3_600_000_000
+    reply_interval_us: int = 50_000
     segment_bytes_max: int = 64 << 20
 
     # A worker whose calls wait for answers reports that it is idle only after this long.
@@ -91,11 +100,7 @@ class Config:
             value = getattr(self, field.name)
             if type(value) is not int:
                 raise ConfigError(f"{field.name} is {value!r}; it must be an int")
-            least = (
-                0
-                if field.name in ("epoch_interval_us", "report_delay_us", "request_id_retention_us", "request_ids_max")
-                else 1
-            )
+            least = 0 if field.name in MAY_BE_ZERO else 1
             if not least <= value < 1 << 62:
                 raise ConfigError(f"{field.name} is {value}; it must be between {least} and 2**62")
         if self.value_depth_max > 200:

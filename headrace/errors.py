@@ -253,6 +253,12 @@ class JavaMissing(HeadraceError):
     code = "java_missing"
 
 
+class ConnectorMissing(HeadraceError):
+    """Spark's Kafka connector was not found."""
+
+    code = "connector_missing"
+
+
 class StreamError(HeadraceError):
     """A DataFrame or checkpoint that `transact` cannot run on."""
 

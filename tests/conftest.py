@@ -1,4 +1,5 @@
-"""One profile for all property tests: repeatable, without deadlines; HEADRACE_EXAMPLES=10 looks ten times as long."""
+"""One profile for all property tests: repeatable, without deadlines; HEADRACE_EXAMPLES=10 looks ten times as long. And
+JVMs that start soon: those of tests live for a minute, and would compile for a third of it."""
 
 from __future__ import annotations
 
@@ -15,3 +16,5 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("headrace")
+
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -132,12 +132,13 @@ def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> No
 
 @pytest.mark.spark
 def test_the_demo_shows_a_stream_some_aborts_and_the_total_conserved() -> None:
-    said = headrace("demo", "--transfers", "20000", timeout_s=240)
+    said = headrace("demo", "--calls", "20000", timeout_s=240)
     assert said.returncode == 0, said.stderr
     assert "def transfer" in said.stdout
-    assert "aborted, nothing changed" in said.stdout
-    assert "Money: 500,000 of 500,000" in said.stdout
-    assert "same balances: ✓" in said.stdout
+    assert " aborted" in said.stdout
+    assert "paid to hotels = 500,000  ✓" in said.stdout
+    assert "the same accounts and hotels: ✓" in said.stdout
+    assert "free rooms" in said.stdout
     assert "✗" not in said.stdout
     assert "what to try next" in said.stdout
     assert said.stderr == ""

@@ -60,8 +60,26 @@ def durable(
     seconds: float,
     where: Path | None,
     progress: Callable[[int], None],
+    changes: bool = False,
 ) -> dict[str, Any]:
-    """The whole benchmark. `transactions` are those of a repeat on each side."""
+    """The whole benchmark. `transactions` are those of a repeat on each side; with `changes` accounts log them."""
+    was, ycsb.account.changes = ycsb.account.changes, changes
+    try:
+        return measure(workers, keys, theta, transactions, repeats, seconds, where, progress)
+    finally:
+        ycsb.account.changes = was
+
+
+def measure(
+    workers: int,
+    keys: int,
+    theta: float,
+    transactions: int,
+    repeats: int,
+    seconds: float,
+    where: Path | None,
+    progress: Callable[[int], None],
+) -> dict[str, Any]:
     laps: list[tuple[Lap, Lap]] = []
     with folder_on_disk(where) as folder:
         store = WatchedStore(folder / "store")
@@ -105,6 +123,7 @@ def durable(
         "workers": workers,
         "mode": mode,
         "durable": True,
+        "changes": ycsb.account.changes,
         "fsync": True,
         "file_system": kind,
         "committed_per_s": round(median(one.committed / one.elapsed_s for _, one in laps)),
@@ -120,6 +139,7 @@ def durable(
         "replies_lag_ms": round(1e3 * median(one.lag_s for _, one in laps), 3),
         "log_bytes_per_transaction": round(written["log"] / rows, 1),
         "replies_bytes_per_transaction": round(written["replies"] / rows, 1),
+        "changes_bytes_per_transaction": round(written.get("changes", 0) / rows, 1),
         "conserved": all(sum(each.values()) == keys * ycsb.BALANCE for each in states),
         "same_after_restart": all(each == expected for each in states),
     }
@@ -139,6 +159,7 @@ def summary(result: dict[str, Any]) -> Table:
     who = "one worker, serial" if result["workers"] == 1 else f"{result['workers']} workers, {result['mode']}"
     table = Table(
         title=f"YCSB-T, {result['keys']:,} accounts, zipf {result['zipf']}, {who}, log on {result['file_system']}"
+        f"{', changes logged' if result['changes'] else ''}"
     )
     for column in ("", "with a log", "in memory", "wanted"):
         table.add_column(column, justify="right" if column else "left")
@@ -151,6 +172,8 @@ def summary(result: dict[str, Any]) -> Table:
     table.add_row("a sync of the log, ms", f"{result['fsync_ms_median']:.2f}", "", "")
     table.add_row("log, bytes per transaction", f"{result['log_bytes_per_transaction']}", "", "")
     table.add_row("replies, bytes per transaction", f"{result['replies_bytes_per_transaction']}", "", "")
+    if result["changes"]:
+        table.add_row("changes, bytes per transaction", f"{result['changes_bytes_per_transaction']}", "", "")
     for title, name in (("conserved", "conserved"), ("the same after a restart", "same_after_restart")):
         table.add_row(title, "yes" if result[name] else "NO", "", "yes")
     return table

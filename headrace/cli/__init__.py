@@ -55,12 +55,12 @@ def version() -> None:
 
 @app.command()
 def demo(
-    transfers: Annotated[int, typer.Option(min=1_000, help="How many transfers to run.")] = 200_000,
+    calls: Annotated[int, typer.Option(min=1_000, help="How many transfers and bookings to run, at least.")] = 200_000,
 ) -> None:
-    """See it work: a small bank, and a Spark stream of transfers through it. Takes about half a minute."""
+    """See it work: a Spark stream of transfers and bookings, SQL over what they change. Takes about a minute."""
     from headrace.cli.demo import run_demo
 
-    run_demo(transfers)
+    run_demo(calls)
 
 
 @app.command()
@@ -76,11 +76,32 @@ def run(
         str | None,
         typer.Option(help="Where its log and snapshots are: a folder, or s3://bucket/prefix. Without one, in memory."),
     ] = None,
+    kafka: Annotated[str | None, typer.Option(help="Kafka brokers, as in broker:9092, to be served too.")] = None,
+    requests: Annotated[str, typer.Option(help="With --kafka: topics that requests come from, between commas.")] = (
+        "requests"
+    ),
+    replies: Annotated[str, typer.Option(help="With --kafka: the topic that replies go to.")] = "replies",
+    kafka_config: Annotated[
+        str | None, typer.Option(help="With --kafka: a file of properties of Kafka's clients, for security and such.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="With --kafka: where Spark keeps how far it has come; else in the store.")
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option(help="A Spark cluster that hosts the workers, as in spark://host:7077.")
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(help="A setting of Spark, as in spark.cores.max=8; may be repeated.")
+    ] = None,
 ) -> None:
-    """Run an app and serve it over HTTP."""
-    from headrace.cli.serve import serve
+    """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""
+    from headrace.cli.serve import FromKafka, OnSpark, serve
 
-    serve(target, host, port, workers, mode.value, store)
+    source = None if kafka is None else FromKafka(kafka, requests, replies, kafka_config, checkpoint)
+    if conf and master is None:
+        raise typer.BadParameter("settings of Spark go with --master", param_hint="--conf")
+    on = None if master is None else OnSpark.parse(master, conf or [])
+    serve(target, host, port, workers, mode.value, store, source, on)
 
 
 def fix_hashes() -> None:
@@ -126,11 +147,14 @@ def doctor(
     install_java: Annotated[bool, typer.Option("--install-java", help="Get a Java if there is none.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not start Spark.")] = False,
     port: Annotated[int, typer.Option(help="The port that `headrace run` shall have.")] = PORT,
+    install_kafka: Annotated[
+        bool, typer.Option("--install-kafka", help="Get Spark's Kafka connector if it is not there.")
+    ] = False,
 ) -> None:
-    """Check Java, Spark, ports and disk: what is wrong, and how to mend it."""
+    """Check Java, Spark, Kafka's connector, ports and disk: what is wrong, and how to mend it."""
     from headrace.cli.doctor import examine
 
-    raise typer.Exit(0 if examine(install_java, quick, port) else 1)
+    raise typer.Exit(0 if examine(install_java, quick, port, install_kafka) else 1)
 
 
 @app.command()

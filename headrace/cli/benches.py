@@ -24,20 +24,36 @@ def bench_ycsb(
     transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and form.")] = 200_000,
     repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
     durable: Annotated[bool, typer.Option("--durable", help="With a log on disk, against the same in memory.")] = False,
-    seconds: Annotated[float, typer.Option(min=0.1, help="With --durable: how long latency is measured.")] = 10,
+    changes: Annotated[bool, typer.Option("--changes", help="With --durable: changes of accounts are logged.")] = False,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="With --durable and --through: how long latency is measured.")
+    ] = 10,
+    through: Annotated[
+        str | None, typer.Option(help="'spark': as a stream, and the replies as a stream again.")
+    ] = None,
     where: Where = None,
     as_json: Json = False,
     save: Save = None,
 ) -> None:
     """YCSB-T: transfers between accounts. One worker against a bare loop over a dict with undo; several against one;
-    with a log against memory."""
+    with a log against memory; as a stream of Spark against a loop in foreachBatch."""
     from headrace.bench import harness, ycsb
 
+    if through is not None:
+        from headrace.bench import through as streamed
+
+        if through != "spark" or zipf or workers > 1:
+            raise typer.BadParameter("--through spark is all there is: uniform, and with one worker")
+        plan = streamed.Plan(seconds)
+        with harness.progress("YCSB-T through Spark", total=plan.total()) as advance:
+            result = streamed.through(keys, plan, where, advance)
+        finish(result, streamed.summary(result), as_json, save)
+        return
     if durable:
         from headrace.bench import durable as kept
 
         with harness.progress("YCSB-T, durable", total=kept.total(transactions, repeats, seconds)) as advance:
-            result = kept.durable(workers, keys, zipf, transactions, repeats, seconds, where, advance)
+            result = kept.durable(workers, keys, zipf, transactions, repeats, seconds, where, advance, changes)
         finish(result, kept.summary(result), as_json, save)
         return
     if workers > 1:
@@ -104,6 +120,22 @@ def bench_recovery(
     with harness.progress("recovery", total=repeats + 1) as advance:
         result = recovery.measure(entities, transactions, repeats, where, advance)
     finish(result, recovery.summary(result), as_json, save)
+
+
+@bench.command("tables")
+def bench_tables(
+    entities: Annotated[int, typer.Option(min=2, help="Accounts.")] = 1_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    where: Where = None,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """How fast Spark loads state in bulk, and reads it as a table."""
+    from headrace.bench import harness, tables
+
+    with harness.progress("tables", total=tables.total(entities, repeats)) as advance:
+        result = tables.measure(entities, repeats, where, advance)
+    finish(result, tables.summary(result), as_json, save)
 
 
 def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:

@@ -1,7 +1,9 @@
-"""`headrace demo`: a small bank, and a Spark stream of transfers through it.
+"""`headrace demo`: transfers and bookings stream through Spark; money and rooms add up.
 
-A folder fills with files of transfers; Spark streams them; every row becomes a transaction. At the end the money is
-counted, and a plain loop over the same rows, in the log's order, must have come to the same balances.
+    a generated stream ──► transact ──► the engine, in this process ──► headrace.changes ──► a running SQL aggregate
+                                                                   └──► headrace.state ──► the final tables
+
+At the end a plain loop over the same rows, in the log's order, must have come to the same accounts and hotels.
 """
 
 from __future__ import annotations
@@ -12,25 +14,41 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
+from rich.table import Table
 
-from headrace.cli import bank
+from headrace.cli import travel
 from headrace.runtime.inprocess import Runtime
 
-ACCOUNTS, OPENING, FILES = 1_000, 500, 10
+ACCOUNTS, OPENING, HOTELS, ROOMS = 1_000, 500, 40, travel.Rooms().free
+CALLS = f"""
+    SELECT value AS number,
+           IF(value % 50 = 0, 'hotel.book', 'account.transfer') AS function,
+           IF(value % 50 = 0, format_string('hotel-%02d', pmod(xxhash64(value, 'h'), {HOTELS})),
+                              format_string('account-%03d', pmod(xxhash64(value, 'a'), {ACCOUNTS}))) AS key,
+           format_string('account-%03d', pmod(xxhash64(value, 'b'), {ACCOUNTS})) AS other,
+           1 + pmod(xxhash64(value, 'c'), 300) AS amount
+    FROM {{}}
+"""
+TAKINGS = """
+    SELECT key AS hotel, max_by(INT(get_json_object(after, '$.free')), epoch) AS free,
+           max_by(INT(get_json_object(after, '$.takings')), epoch) AS takings
+    FROM changes GROUP BY key
+"""
+Balances = dict[str, int]
+Hotels = dict[str, tuple[int, int, int]]  # free, sold, takings
 
 
-def run_demo(transfers: int) -> None:
+def run_demo(calls: int) -> None:
     out = Console(highlight=False)
-    out.print(Panel(Syntax(inspect.getsource(bank), "python"), title="an app: headrace/cli/bank.py", expand=False))
+    out.print(Panel(Syntax(inspect.getsource(travel), "python"), title="an app: headrace/cli/travel.py", expand=False))
     with out.status("Starting Spark ..."):
         from headrace.spark import session
 
@@ -38,98 +56,108 @@ def run_demo(transfers: int) -> None:
         spark = session("headrace-demo", master="local[2]")
     out.print(f"Spark {spark.version} is up after {time.perf_counter() - began:.1f} s.")
     try:
-        with tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder, Runtime(bank.app) as runtime:
-            with out.status(f"Writing {transfers:,} transfers into {FILES} files ..."):
-                write_transfers(spark, Path(folder), transfers)
-            runtime.client.map(bank.deposit, names(), [(OPENING,)] * ACCOUNTS)
-            out.print(f"{ACCOUNTS:,} accounts opened with {OPENING} each: {ACCOUNTS * OPENING:,} in all.\n")
-            stream(out, spark, Path(folder), runtime, transfers)
-            conclude(out, Path(folder), runtime)
+        with (
+            tempfile.TemporaryDirectory(prefix="headrace-demo-") as folder,
+            Runtime(travel.app, store=Path(folder) / "store") as runtime,
+        ):
+            names = [f"account-{number:03}" for number in range(ACCOUNTS)]
+            runtime.client.map(travel.deposit, names, [(OPENING,)] * ACCOUNTS)
+            out.print(f"{ACCOUNTS:,} accounts with {OPENING} each, {HOTELS} hotels with {ROOMS} rooms each.")
+            out.print(
+                "Spark makes up transfers and bookings; every row is a transaction. Some abort: a guest is too poor, a "
+                "hotel is full. Then neither the room nor the money has moved.\n"
+            )
+            done = stream(out, spark, runtime, calls)
+            conclude(out, spark, runtime, done)
     finally:
         spark.stop()
 
 
-def names() -> list[str]:
-    return [f"account-{number:03}" for number in range(ACCOUNTS)]
-
-
-def write_transfers(spark: Any, folder: Path, transfers: int) -> None:
-    """Some accounts are poorer than what is asked of them, so some transfers abort."""
-    account = f"format_string('account-%03d', int(rand({{}}) * {ACCOUNTS}))"
-    rows = spark.range(transfers).selectExpr(
-        f"{account.format(1)} AS src", f"{account.format(2)} AS dst", "bigint(1 + rand(3) * 300) AS amount"
-    )
-    rows.repartition(FILES).write.parquet(str(folder / "transfers"))
-    for second, file in enumerate(files_of(folder)):
-        os.utime(
-            file, (second, second)
-        )  # Spark takes the oldest first: now the order of the files is that of their names
-
-
-def files_of(folder: Path) -> list[Path]:
-    return sorted((folder / "transfers").glob("*.parquet"))
-
-
-def stream(out: Console, spark: Any, folder: Path, runtime: Runtime, transfers: int) -> None:
-    """Run the stream, with a display that lives as long as it does."""
+def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
+    """Run the stream until so many rows are through. Returns how many it were."""
     from headrace.spark import transact
 
-    df = spark.readStream.schema("src string, dst string, amount long").option("maxFilesPerTrigger", 1)
-    columns = (
-        TextColumn("Spark stream"),
-        BarColumn(bar_width=24),
-        TextColumn("[green]{task.fields[committed]:,} committed[/]  [yellow]{task.fields[aborted]:,} aborted[/]"),
-        TimeElapsedColumn(),
-    )
+    per_batch = max(1_000, min(20_000, calls // 5))
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", per_batch).option("numPartitions", 1)
+    source.load().createOrReplaceTempView("made_up")
+    rows = spark.sql(CALLS.format("made_up"))
+    changes = spark.readStream.format("headrace.changes").load(runtime.store_url)
+    changes.createOrReplaceTempView("changes")
+    display = Display(out, calls)
     began = time.perf_counter()
-    before = runtime.metrics()["committed"]
-    with Progress(*columns, console=out) as bar:
-        task = bar.add_task("", total=transfers, committed=0, aborted=0)
+    running = spark.sql(TAKINGS).writeStream.format("memory").queryName("takings").outputMode("complete").start()
+    query = transact(rows, key="key", args=["other", "amount"], runtime=runtime, name="travel")
+    with Live(display, console=out, refresh_per_second=8, transient=False):
+        while display.done < calls:
+            for each in (query, running):
+                if not each.isActive:
+                    each.awaitTermination()  # raises what stopped it
+            display.show(runtime.metrics(), spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect())
+            time.sleep(0.2)
+        query.stop()
+        runtime.drain()
+        done = int(runtime.metrics()["source_rows"])
+        display.show(runtime.metrics(), [])
+        elapsed = time.perf_counter() - began
+        running.processAllAvailable()
+        display.show(runtime.metrics(), spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect())
+        running.stop()
+    out.print(f"\n{done:,} transactions in {elapsed:.1f} s, Spark's warming up included.")
+    return done
 
-        def show(replies: Any, batch: int) -> None:
-            counts = Counter({row["status"]: row["count"] for row in replies.groupBy("status").count().collect()})
-            if batch < 3:
-                for row in replies.where("status = 'aborted'").limit(1).collect():
-                    bar.console.print(f"  batch {batch}: TID {row.tid} aborted, nothing changed: {row.error}")
-            metrics = runtime.metrics()
-            committed, aborted = metrics["committed"] - before, metrics["aborted"]
-            bar.update(task, advance=sum(counts.values()), committed=committed, aborted=aborted)
 
-        query = transact(
-            df.parquet(str(folder / "transfers")),
-            bank.transfer,
-            key="src",
-            args=["dst", "amount"],
-            runtime=runtime,
-            replies=show,
-            name="transfers",
-            trigger={"availableNow": True},
+class Display:
+    """What is seen while the stream runs."""
+
+    def __init__(self, out: Console, calls: int) -> None:
+        self.done = 0
+        self.bar = Progress(
+            TextColumn("transactions"),
+            BarColumn(bar_width=24),
+            TextColumn("[green]{task.fields[committed]:,} committed[/]  [yellow]{task.fields[aborted]:,} aborted[/]"),
+            TimeElapsedColumn(),
+            console=out,
         )
-        query.awaitTermination()
-    elapsed = time.perf_counter() - began
-    rate = transfers / elapsed
-    out.print(f"\n{transfers:,} transactions in {elapsed:.1f} s, replies included: {rate:,.0f} per second.")
+        self.task = self.bar.add_task("", total=calls, committed=0, aborted=0)
+        self.hotels: list[Any] = []
+
+    def show(self, metrics: dict[str, Any], hotels: list[Any]) -> None:
+        committed, aborted = metrics["committed"] - ACCOUNTS, metrics["aborted"]
+        self.done = committed + aborted
+        self.bar.update(self.task, completed=self.done, committed=committed, aborted=aborted)
+        self.hotels = hotels or self.hotels
+
+    def __rich__(self) -> Any:
+        table = Table("hotel", "free rooms", "takings", title="a running SQL aggregate over headrace.changes")
+        for row in self.hotels:
+            table.add_row(row.hotel, str(row.free), f"{row.takings:,}")
+        return Group(self.bar, table) if self.hotels else self.bar
 
 
-def conclude(out: Console, folder: Path, runtime: Runtime) -> None:
-    balances = runtime.state(bank.account)
-    total = sum(balances.values())
-    out.print(
-        f"Money: {total:,} of {ACCOUNTS * OPENING:,}  {verdict(total == ACCOUNTS * OPENING)}   "
-        f"lowest balance: {min(balances.values())}  {verdict(min(balances.values()) >= 0)}"
-    )
-    rows = [row for file in files_of(folder) for row in pyarrow.parquet.read_table(file).to_pylist()]
-    out.print(f"A plain loop over the same rows comes to the same balances: {verdict(by_hand(rows) == balances)}")
-    sources, args = [row["src"] for row in rows], [(row["dst"], row["amount"]) for row in rows]
-    began = time.perf_counter()
-    runtime.client.map(bank.transfer, sources, args)
-    alone = len(rows) / (time.perf_counter() - began)
-    out.print(f"The engine alone, without Spark: {alone:,.0f} transactions per second.\n")
+def conclude(out: Console, spark: Any, runtime: Runtime, done: int) -> None:
+    runtime.snapshot()
+    tables = spark.read.format("headrace.state")
+    tables.option("operator", "account").load(runtime.store_url).createOrReplaceTempView("account")
+    tables.option("operator", "hotel").load(runtime.store_url).createOrReplaceTempView("hotel")
+    out.print("\nThe final state, as tables of Spark's:")
+    money = spark.sql("SELECT sum(value) FROM account").first()[0]
+    free, sold, takings, hotels = spark.sql("SELECT sum(free), sum(sold), sum(takings), count(*) FROM hotel").first()
+    all_money, all_rooms = ACCOUNTS * OPENING, hotels * ROOMS
+    adds_up = verdict(money + takings == all_money)
+    out.print(f"Money: {money:,} in accounts + {takings:,} paid to hotels = {all_money:,}  {adds_up}")
+    out.print(f"Rooms: {free:,} free + {sold:,} sold = {all_rooms:,}  {verdict(free + sold == all_rooms)}")
+    rows = spark.sql(CALLS.format(f"(SELECT id AS value FROM range(0, {done}, 1, 1))")).orderBy("number").collect()
+    balances, rooms = by_hand(rows)
+    accounts = {row.key: row.value for row in spark.table("account").collect()}
+    found = {row.key: (row.free, row.sold, row.takings) for row in spark.table("hotel").collect()}
+    same = accounts == balances and found == rooms
+    out.print(f"A plain loop over the same {done:,} rows comes to the same accounts and hotels: {verdict(same)}\n")
     command = "headrace" if shutil.which("headrace") else os.path.relpath(sys.argv[0])
     next_steps = {
-        f"{command} run headrace.cli.bank:app": "serve this bank over HTTP",
+        f"{command} run headrace.cli.travel:app": "serve this app over HTTP",
         f"{command} call account.deposit alice 100": "and call it from another window",
-        f"{command} bench ycsb": "how fast, against a bare loop",
+        f"{command} bench ycsb --through spark": "how fast, against a loop in foreachBatch",
+        "examples/pipeline.ipynb": "the same, step by step",
         "docs/tutorial.md": "write your own",
     }
     width = max(map(len, next_steps))
@@ -137,14 +165,20 @@ def conclude(out: Console, folder: Path, runtime: Runtime) -> None:
     out.print(Panel(lines, title="what to try next", expand=False), markup=False)
 
 
-def by_hand(rows: list[dict[str, Any]]) -> dict[str, int]:
-    """The oracle: what the transfers come to, one after the other."""
-    balances = dict.fromkeys(names(), OPENING)
+def by_hand(rows: list[Any]) -> tuple[Balances, Hotels]:
+    """The oracle: what the calls come to, one after the other."""
+    balances = {f"account-{number:03}": OPENING for number in range(ACCOUNTS)}
+    hotels: Hotels = {}
     for row in rows:
-        if balances[row["src"]] >= row["amount"]:
-            balances[row["src"]] -= row["amount"]
-            balances[row["dst"]] += row["amount"]
-    return balances
+        if row.function == "hotel.book":
+            free, sold, takings = hotels.get(row.key, (ROOMS, 0, 0))
+            if free and balances[row.other] >= row.amount:
+                balances[row.other] -= row.amount
+                hotels[row.key] = free - 1, sold + 1, takings + row.amount
+        elif balances[row.key] >= row.amount:
+            balances[row.key] -= row.amount
+            balances[row.other] += row.amount
+    return balances, hotels
 
 
 def verdict(holds: bool) -> str:

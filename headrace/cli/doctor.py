@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 
 from rich.console import Console
+from rich.markup import escape
 
 from headrace.errors import HeadraceError
 
@@ -18,6 +19,10 @@ FREE_BYTES_MIN = 1 << 30
 
 class Ailment(Exception):
     """Something is wrong; the message says what to do."""
+
+
+class Lacking(Exception):
+    """Something is not there that most do without; the message says what for, and how to get it."""
 
 
 def python() -> str:
@@ -40,17 +45,32 @@ def java(install: bool) -> str:
     return f"Java {version} at {home}"
 
 
-def spark() -> str:
-    from headrace.spark import session
+def kafka(install: bool) -> str:
+    from headrace.spark import connector
 
-    made = session("headrace-doctor", master="local[1]")
+    found = connector.fetch() if install else connector.find()
+    if found is None:
+        raise Lacking(f"Spark's connector is not there; headrace run --kafka needs it. To get it {connector.hint()}")
+    return f"Spark's connector {found.version} at {found.jars[0].parent if found.jars else connector.spark_jars()}"
+
+
+def spark() -> str:
+    from headrace.spark import connector, session
+
+    found = connector.find()
+    made = session("headrace-doctor", master="local[1]", **(found.settings if found else {}))
     try:
         rows = made.range(1_000).count()
+        has_kafka = connector.is_loaded(made)
     finally:
         made.stop()
     if rows != 1_000:
         raise Ailment(f"Spark counted {rows} rows of 1,000: reinstall pyspark")
-    return "starts and counts"
+    if found is not None and not has_kafka:
+        raise Ailment(
+            f"Spark starts, but does not load its Kafka connector {found.version}: delete {connector.cache()}"
+        )
+    return f"starts and counts{', and has its Kafka connector' if has_kafka else ''}"
 
 
 def port_free(port: int) -> str:
@@ -71,12 +91,13 @@ def disk() -> str:
     return f"{free >> 30} GiB free in {folder}"
 
 
-def examine(install_java: bool, quick: bool, port: int) -> bool:
-    """Run every check, print what each found. True if all is well."""
+def examine(install_java: bool, quick: bool, port: int, install_kafka: bool = False) -> bool:
+    """Run every check, print what each found. True if all is well; what most do without may be lacking."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("Python", python),
         ("packages", packages),
         ("Java", lambda: java(install_java)),
+        ("Kafka", lambda: kafka(install_kafka)),
         ("port", lambda: port_free(port)),
         ("disk", disk),
     ]
@@ -87,9 +108,11 @@ def examine(install_java: bool, quick: bool, port: int) -> bool:
         try:
             with out.status(f"checking {name} ..."):
                 found = check()
+        except Lacking as error:
+            out.print(f"[yellow]- {name:9}[/] {escape(str(error))}")
         except (Ailment, HeadraceError, importlib.metadata.PackageNotFoundError, OSError) as error:
             well = False
-            out.print(f"[red]✗ {name:9}[/] {error}", markup=True)
+            out.print(f"[red]✗ {name:9}[/] {escape(str(error))}", markup=True)
         else:
             out.print(f"[green]✓ {name:9}[/] {found}")
     out.print("All is well." if well else "Something needs mending: see the lines above.")

@@ -211,10 +211,10 @@ def repair_log(store: str, is_sure: bool, as_json: bool) -> bool:
         typer.confirm("Take the store over and cut away what is broken, and all after it?", abort=True)
     done = repair_store(past)
     if as_json:
-        figures = {"log": plain(done.log), "replies": plain(done.replies)}
+        figures = {report.name: plain(report) for report in done.reports}
         print(in_json({"last_epoch": done.last_epoch, "forgotten_replies": done.forgotten, **figures}))
         return True
-    for report in (done.log, done.replies):
+    for report in done.reports:
         if report.lost:
             out.print(f"{report.name}: records {report.lost[0]} to {report.lost[1]} were cut away", markup=False)
         for file in report.saved:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import json
+import logging
+import os
 import signal
 import socket
 import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from rich import markup
@@ -26,8 +30,51 @@ from headrace.runtime.gateway import gateway
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load
 
+if TYPE_CHECKING:
+    from headrace.spark.kafka import Pipeline
 
-def serve(target: str, host: str, port: int, workers: int, mode: str, store: str | None = None) -> None:
+
+@dataclasses.dataclass(frozen=True)
+class FromKafka:
+    """What `--kafka` and the options with it say."""
+
+    brokers: str
+    requests: str
+    replies: str
+    properties: str | None = None
+    checkpoint: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class OnSpark:
+    """What `--master` and `--conf` say."""
+
+    master: str
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, master: str, settings: list[str]) -> OnSpark:
+        pairs = [setting.partition("=") for setting in settings]
+        for name, equals, _ in pairs:
+            if not (equals and name.startswith("spark.")):
+                raise BadRequest(f"--conf {name}: give a setting of Spark with its value, as in spark.cores.max=8")
+        return cls(master, {name: value for name, _, value in pairs})
+
+    @property
+    def is_local(self) -> bool:
+        return self.master == "local" or self.master.startswith("local[")
+
+
+def serve(
+    target: str,
+    host: str,
+    port: int,
+    workers: int,
+    mode: str,
+    store: str | None = None,
+    kafka: FromKafka | None = None,
+    on: OnSpark | None = None,
+) -> None:
     """Run the app named by `target` and serve it, until it is interrupted. Asked to end, it ends in peace."""
     signal.signal(signal.SIGTERM, leave)
     app = load(target)
@@ -41,27 +88,82 @@ def serve(target: str, host: str, port: int, workers: int, mode: str, store: str
     url = f"http://{host}:{listener.getsockname()[1]}"
     if workers == 1 and mode == "ordered":
         raise BadRequest("the ordered mode is for several workers: add --workers 2")
-    with (
-        listener,
-        Runtime(app, store=store) if workers == 1 else Cluster(target, workers, mode=mode, store=store) as runtime,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listener)
+        if kafka is not None and store is None:
+            raise BadRequest("requests from Kafka go through a store: add --store, a folder or s3://bucket/prefix")
+        is_hosted = on is not None and not on.is_local  # else workers are processes beside Spark
+        spark = stack.enter_context(in_spark(kafka, on)) if kafka is not None or is_hosted else None
+        pipeline = None if kafka is None else stack.enter_context(piped(kafka, str(store), spark))
+        if is_hosted:
+            from headrace.spark.workers import SparkCluster
+
+            runtime: Driver = SparkCluster(target, workers, mode=mode, store=store, spark=spark)
+        else:
+            runtime = Runtime(app, store=store) if workers == 1 else Cluster(target, workers, mode=mode, store=store)
+        stack.enter_context(runtime)
+        if pipeline is not None:
+            stack.callback(pipeline.stop_requests)
+            pipeline.start(runtime.metrics()["epochs"])
         explain(runtime, url, store)
+        if kafka is not None:
+            print(f"Requests come from {kafka.requests} at {kafka.brokers}, replies go to {kafka.replies}.", flush=True)
         web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
         garbage.settle()
         server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
-        threading.Thread(target=end_with, args=(runtime, server), daemon=True).start()
+        for each in (runtime, pipeline):
+            if each is not None:
+                threading.Thread(target=end_with, args=(each, server, pipeline), daemon=True).start()
         server.run(sockets=[listener])
     runtime.wait()
+    if pipeline is not None:
+        pipeline.wait()
+
+
+@contextlib.contextmanager
+def in_spark(kafka: FromKafka | None, on: OnSpark | None) -> Iterator[Any]:
+    """A Spark of its own."""
+    from headrace.spark import connector, session
+
+    found = None if kafka is None else connector.find()  # else your own settings of Spark may name it
+    settings = {} if kafka is None else {"spark.task.maxFailures": "1"}  # a task that is tried again writes again
+    settings |= (found.settings if found else {}) | (on.settings if on else {})
+    master = f"local[{max(2, os.cpu_count() or 2)}]" if on is None else on.master
+    interrupted = signal.getsignal(signal.SIGINT)
+    spark = session("headrace", master=master, **settings)
+    signal.signal(signal.SIGINT, interrupted)  # Spark would stop all jobs at once, the workers' too
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextlib.contextmanager
+def piped(kafka: FromKafka, store: str, spark: Any) -> Iterator[Pipeline]:
+    """A pipeline, to be started when the app runs."""
+    from headrace.spark.kafka import Pipeline
+    from headrace.spark.topics import Kafka, read_properties
+
+    client = {} if kafka.properties is None else read_properties(kafka.properties)
+    topics = tuple(topic.strip() for topic in kafka.requests.split(","))
+    wanted = Kafka(kafka.brokers, topics, kafka.replies, client)
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)  # what fails in a stream is told by the pipeline
+    with Pipeline(wanted, store, spark, checkpoint=kafka.checkpoint) as pipeline:
+        yield pipeline
 
 
 def leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def end_with(runtime: Driver, server: uvicorn.Server) -> None:
-    """A runtime that has stopped itself (another one took over, the disk is full) is served no longer."""
-    with contextlib.suppress(BaseException):  # told when the server has ended
-        runtime.wait()
+def end_with(part: Driver | Pipeline, server: uvicorn.Server, pipeline: Pipeline | None) -> None:
+    """A runtime that has stopped itself (another one took over, the disk is full) is served no longer, and what it has
+    not told to Kafka is told by who comes next."""
+    try:
+        part.wait()
+    except BaseException:  # told when the server has ended
+        if pipeline is not None:
+            pipeline.abandon()
     server.should_exit = True
 
 

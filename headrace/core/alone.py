@@ -16,7 +16,8 @@ from typing import Any
 from headrace.core.chain import same
 from headrace.core.epoch import Epoch
 from headrace.core.execution import TrackedExecutor
-from headrace.core.program import MISSING, Args, Program, Table
+from headrace.core.program import MISSING, Program, Table
+from headrace.core.signature import Args
 from headrace.wire.messages import Failure, Need, Response
 from headrace.wire.values import Key
 

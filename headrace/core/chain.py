@@ -20,7 +20,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.core.program import Args, Entry
+from headrace.core.program import Entry
+from headrace.core.signature import Args
 from headrace.wire.messages import Failure
 from headrace.wire.values import Key
 

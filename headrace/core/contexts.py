@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from headrace.core import order
 from headrace.core.epoch import Epoch
 from headrace.core.later import Later
-from headrace.core.program import MISSING, Args, Entry, Program
+from headrace.core.program import MISSING, Entry, Program
+from headrace.core.signature import Args
 from headrace.errors import BadCall, ExternalFailed, HeadraceError, LimitReached, TooLarge
 from headrace.model.chance import Chance, Random
 from headrace.model.operator import Function

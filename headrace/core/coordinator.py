@@ -18,27 +18,30 @@ Never here: clocks, sockets, processes.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import msgspec
 
 from headrace.config import Config
 from headrace.core import journal
+from headrace.core.between import Between, Start
+from headrace.core.between import Rescale as Rescale
+from headrace.core.between import Rescaled as Rescaled
+from headrace.core.between import Stop as Stop
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.deferred import Perform, Responded
-from headrace.core.engine import Answer, Engine, Found, Refuse, Submit, timer
+from headrace.core.engine import Answer, Found, Refuse, Submit, timer
 from headrace.core.engine import Read as Read
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.journal import Decree, TakeSnapshot
 from headrace.core.outcome import first_difference
 from headrace.core.placement import ShardMap, shards_of
-from headrace.core.program import MISSING
 from headrace.core.shares import add_share, is_whole
 from headrace.core.worker import DECREE
 from headrace.errors import ConfigError, NotDeterministic, Poisoned
 from headrace.model.app import App
 from headrace.wire import messages
-from headrace.wire.messages import Alone, Begin, Entities, Failure, Final, Idle, Results, Run, Show, Shown, in_parts
+from headrace.wire.messages import Alone, Begin, Changed, Entities, Failure, Final, Idle, Results, Run, Shown, in_parts
 
 MODES = ("auto", "serial", "ordered")
 
@@ -58,39 +61,10 @@ class Overran(NamedTuple):
     tid: int
 
 
-class Rescale(NamedTuple):
-    token: Any
-    workers: int
-
-
-# --- effects ----------------------------------------------------------------------------------------------------------
-
-
-class Start(NamedTuple):
-    """A fresh worker with this number is needed; if there is one, it is stopped first. It begins with this term: frames
-    of older ones, meant for its predecessor, may still be under way."""
-
-    worker: int
-    term: int
-
-
-class Stop(NamedTuple):
-    """This worker is not needed any more."""
-
-    worker: int
-
-
-class Rescaled(NamedTuple):
-    token: Any
-    workers: int
-    moved: int  # shards
-
-
 Event = Submit | Tick | Received | Lost | Overran | Read | Rescale | TakeSnapshot | Responded | journal.Event
 Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Perform | Rescaled | journal.Effect
 
 
-Between = Read | Rescale | TakeSnapshot | None
 REPLAY_CHANCES = 7  # to return in time, for a transaction that may have been answered before a recovery
 TERM_BITS = 20  # of a term count what happens to the workers of one coordinator; those above are the log's
 
@@ -119,15 +93,7 @@ def responses_to(epoch: Epoch, tid: int) -> list[messages.Response]:
     ]
 
 
-class Gathering(NamedTuple):
-    """What workers show, between two epochs."""
-
-    entities: Entities
-    missing: set[int]
-    then: Callable[[int, Entities, list[Any]], None]
-
-
-class Coordinator(Engine):
+class Coordinator(Between):
     def __init__(
         self,
         app: App,
@@ -147,21 +113,12 @@ class Coordinator(Engine):
         self.shards = ShardMap.even(self.config.shards, workers)
         self.channels = Channels(0, self.config)
         self.channels.term = term << TERM_BITS
-        self.log: list[Epoch] = []  # since the copy of the state was taken: the program's state is the copy
-        self.logged = 0  # their transactions
-        self.copied_tid = 0
-        self.backlog: deque[Between | Epoch] = deque()  # what comes next; None is a copy of the state
         self.flights: dict[int, Flight] = {}
-        self.gathering: Gathering | None = None
-        self.asked_for: Between = None  # what is being gathered for
-        self.asked = 0
         self.later: list[tuple[Any, Any]] = []  # what the epoch that just became final changed of what comes later
-        self.overran: set[int] = set()  # TIDs that did not return in time
-        self.chances: dict[int, int] = {}  # of TIDs that overran in a replay
         self.alone: set[int] = set()  # TIDs that ran alone in this term
-        self.poisoned: set[int] = set()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
         self.predictions_told = 0
+        self.names_rows = False  # whether workers can read from the store what is there: then it is not sent
         self.limits_told: dict[str, int] | None = None  # those that the workers run under
         self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0}
         self.worker_stats: dict[int, dict[str, int]] = {}  # of this term, by worker
@@ -201,6 +158,8 @@ class Coordinator(Engine):
                     self._take_idle(now_us, event.frame.source, body, effects)
                 elif isinstance(body, Results) and body.epoch in self.flights:
                     self.flights[body.epoch].first.setdefault(event.frame.source, []).extend(body.results)
+                elif isinstance(body, Changed):
+                    self._take_changed(event.frame.source, body)
                 elif isinstance(body, Shown):
                     self._take_shown(now_us, event.frame.source, body, effects)
         elif isinstance(event, Lost):
@@ -302,6 +261,10 @@ class Coordinator(Engine):
             epoch.closed_us,
             epoch.limits,
         )
+        if self.names_rows and not is_lone and epoch.stored and None not in epoch.stored:
+            named = zip(epoch.stored, epoch.pieces, strict=True)
+            stored = [(where, piece.start, piece.size) for where, piece in named if where is not None]
+            run = msgspec.structs.replace(run, functions=0, keys=[], args=[], stored=stored)
         to = [worker for worker in rows if rows[worker]] if is_lone else list(rows)
         self.stats["lone"] += is_lone
         for worker in to:
@@ -393,6 +356,7 @@ class Coordinator(Engine):
         self._note_results(flight, len(epoch))
         for worker in flight.idle:
             effects.append(self.channels.send(now_us, worker, Final(epoch.number)))
+        self._expect_changes(epoch.number, flight.idle)
         del self.flights[epoch.number]
         self.alone.difference_update(epoch.tids)
         if not was_final:
@@ -431,90 +395,7 @@ class Coordinator(Engine):
             self._decree(epoch)
             self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
 
-    # --- between two epochs -------------------------------------------------------------------------------------------
-
-    def _do_between(self, now_us: int, event: Any, effects: list[Effect]) -> None:
-        self.asked_for = event
-        if isinstance(event, Read):
-            self._gather(now_us, Show(self._token(), event.operator, event.key), effects, self._found(event.token))
-        elif isinstance(event, Rescale):
-            try:
-                self.check(event.workers)
-            except ConfigError as error:
-                effects.append(Refuse(event.token, error))
-                return
-            self._gather(now_us, Show(self._token(), is_delta=True), effects, self._rescaled(event))
-        else:
-            self._gather(now_us, Show(self._token(), is_delta=True), effects, self._taken(event))
-
-    def _token(self) -> int:
-        self.asked += 1
-        return self.asked
-
-    def _gather(self, now_us: int, show: Show, effects: list[Effect], then: Any) -> None:
-        self.gathering = Gathering([], set(range(1, self.workers + 1)), then)
-        for worker in self.gathering.missing:
-            effects.append(self.channels.send(now_us, worker, show))
-
-    def _take_shown(self, now_us: int, worker: int, shown: Shown, effects: list[Effect]) -> None:
-        gathering = self.gathering
-        if gathering is None or shown.token != self.asked:
-            return
-        gathering.entities.extend(shown.entities)
-        if shown.is_last:
-            gathering.missing.discard(worker)
-        if not gathering.missing:
-            self.gathering = None
-            gathering.then(now_us, gathering.entities, effects)
-
-    def _found(self, token: Any) -> Any:
-        def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
-            self.found.append((self._position(), self.journal.check(), Found(token, self._visible(entities))))
-
-        return then
-
-    def _taken(self, event: TakeSnapshot | None) -> Any:
-        def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
-            self._copied(entities)
-            if event is not None:
-                self.journal.wanted.append(event.token)
-            if self.journal.wants_snapshot(now_us, self._last_number()):
-                self._take_snapshot(now_us, entities)
-            else:
-                self.journal.carry(entities)
-
-        return then
-
-    def _copied(self, changed: Entities) -> None:
-        """This changed since the last copy, by all that has run."""
-        copy = self.program.bases
-        for operator, key, state in changed:
-            if state == MISSING:
-                copy[operator].pop(key, None)
-            else:
-                copy[operator][key] = state
-        ran = len(self.log) - sum(isinstance(item, Epoch) for item in self.backlog)
-        if ran:
-            self.copied_tid = self.log[ran - 1].tids[-1]
-        self.log = self.log[ran:]
-        self.logged = sum(map(len, self.log))
-        self.overran = {tid for tid in self.overran if tid > self.copied_tid}
-        self.poisoned = {tid for tid in self.poisoned if tid > self.copied_tid}
-        self.chances = {tid: left for tid, left in self.chances.items() if tid > self.copied_tid}
-
-    def _rescaled(self, event: Rescale) -> Any:
-        def then(now_us: int, entities: Entities, effects: list[Effect]) -> None:
-            self._copied(entities)
-            self.journal.carry(entities)
-            before, was = self.shards, self.workers
-            self.shards, self.workers = before.rescaled(event.workers), event.workers
-            effects += [Start(worker, self.term + 1) for worker in range(was + 1, self.workers + 1)]
-            effects += [Stop(worker) for worker in range(self.workers + 1, was + 1)]
-            self._begin_term(now_us, effects)
-            moved = sum(one != other for one, other in zip(before.owners, self.shards.owners, strict=True))
-            effects.append(Rescaled(event.token, self.workers, moved))
-
-        return then
+    # --- the shard map ------------------------------------------------------------------------------------------------
 
     def _meta(self) -> tuple[int, int, dict[str, Any]]:
         epoch, position, meta = super()._meta()
@@ -530,6 +411,7 @@ class Coordinator(Engine):
     def _begin_term(self, now_us: int, effects: list[Effect]) -> None:
         self.channels.begin(self.term + 1)
         self.flights.clear()
+        self.telling.clear()
         self.predictions_told, self.limits_told = 0, None
         self.worker_stats.clear()
         self.alone.clear()
@@ -547,7 +429,13 @@ class Coordinator(Engine):
         for worker, all_entities in owned.items():
             for entities, is_last in in_parts(all_entities, self.config.entities_per_frame_max):
                 begin = Begin(
-                    self.shards.owners, self.shards.version, self.workers, entities, is_last, self.program.seed
+                    self.shards.owners,
+                    self.shards.version,
+                    self.workers,
+                    entities,
+                    is_last,
+                    self.program.seed,
+                    list(self.program.watched),
                 )
                 effects.append(self.channels.send(now_us, worker, begin))
 

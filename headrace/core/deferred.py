@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from headrace.core.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
 from headrace.core.epoch import Batch, Epoch
-from headrace.core.program import MISSING, Args, Program
+from headrace.core.program import MISSING, Program
+from headrace.core.signature import Args
 from headrace.errors import BadRequest
 from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Failure

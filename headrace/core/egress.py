@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.core.epoch import FINAL, Epoch
+from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.wire.messages import Answers, Failure, RequestIds, with_refused
 
 
@@ -23,13 +23,18 @@ class Submission:
         self.last: Epoch | None = None  # the one to wait for
         self.floor = 0  # of a source's batch: its record
 
+    @classmethod
+    def of(cls, token: Any, batch: Batch) -> Submission:
+        """Nobody asks for the answers to what came through the store: they are read there."""
+        return cls(token, batch.given_ids, batch.refused) if batch.closed is None else cls(token, "", {})
+
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
         self.stretches.append((epoch, start, stop))
         if self.last is None or epoch.number > self.last.number:
             self.last = epoch
 
-    def refuse(self, failure: Failure) -> None:
-        self.stretches.append((failure, 0, 1))
+    def refuse(self, failure: Failure, rows: int = 1) -> None:
+        self.stretches += [(failure, 0, 1)] * rows
 
     def again(self, token: Any) -> Submission:
         """The same rows, for somebody who asks for them again."""

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from headrace.config import Config
 from headrace.core import journal
+from headrace.core.changelog import Changes
 from headrace.core.channel import SetTimer, Tick
 from headrace.core.deferred import Deferred, Perform, Responded
 from headrace.core.egress import Submission
@@ -28,9 +29,9 @@ from headrace.core.execution import SerialExecutor
 from headrace.core.ingress import Ledger, SourceBatches, reuse
 from headrace.core.journal import (
     Appended,
-    Changes,
     Checked,
     Decree,
+    Delta,
     Intent,
     Journal,
     Response,
@@ -108,6 +109,9 @@ class Engine:
         self.sources = SourceBatches(self.config)
         self.sequencing = Sequencing(self.config)
         self.journal = Journal(self.config, is_durable)
+        if is_durable:
+            self.program.watch(name for name, operator in app.operators.items() if operator.changes)
+        self.journal.logs_changes = bool(self.program.watched)
         self.executor = SerialExecutor(self.program)
         self.former: SerialExecutor | None = None  # for epochs of a log with other limits
         self.deferred = Deferred(self.program)
@@ -195,8 +199,8 @@ class Engine:
                 effects.append(Refuse(token, error))
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
-        submission = Submission(token, batch.given_ids, batch.refused)
-        ran = self.sources.take(batch.source, submission) if batch.source is not None else None
+        submission = Submission.of(token, batch)
+        ran = self.sources.take(batch.source, submission, len(batch), batch.after) if batch.source is not None else None
         if ran is not None:
             submission = ran.again(token)
         elif batch.source is not None:
@@ -362,7 +366,11 @@ class Engine:
         self._decree(epoch)
         self.aborted += len(epoch.failures)
         self.committed += len(epoch) - len(epoch.failures)
-        self.journal.keep(epoch)
+        self.journal.keep(epoch, self._take_changes())
+
+    def _take_changes(self) -> Changes | None:
+        """Of the epoch that has just become final, if they are logged and known already."""
+        return self.program.take_changes() if self.journal.logs_changes else None
 
     def _changed_later(self, epoch: Epoch) -> list[tuple[Any, Any]]:
         """What this epoch changed of what is to happen later."""
@@ -404,7 +412,7 @@ class Engine:
         """The record that the state follows from."""
         return self.last.position if self.last is not None else 0
 
-    def _take_snapshot(self, now_us: int, changed: Changes) -> None:
+    def _take_snapshot(self, now_us: int, changed: Delta) -> None:
         """The state is that at the end of an epoch, and nothing later has run."""
         if self.journal.is_full_next:
             changed = self._select(None, None)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from headrace.core.program import Args, Entry
+from headrace.core.program import Entry
+from headrace.core.signature import Args
 from headrace.wire.messages import Failure, RequestIds, id_of
 from headrace.wire.values import Key
 
@@ -24,6 +25,10 @@ class Piece(NamedTuple):
     size: int
     source: int = 0  # the number of the log record that holds the rows, if they are of a source batch
     is_own: bool = False  # nobody outside asked for them: timers, schedules, sweeps
+
+    def id_at(self, row: int) -> str:
+        """The request id of one of its rows."""
+        return f"{self.ids}/{self.start + row}" if isinstance(self.ids, str) else self.ids[row]
 
 
 class Epoch:
@@ -48,6 +53,7 @@ class Epoch:
         "position",
         "responses",
         "results",
+        "stored",
         "tids",
     )
 
@@ -57,6 +63,7 @@ class Epoch:
         self.phase = OPEN
         self.position = 0  # the number of its record in the log; 0 where there is none
         self.pieces: list[Piece] = []
+        self.stored: list[bytes | None] = []  # of each piece whose rows are in the store: where, for workers
         self.is_replayed = False  # it was logged by an earlier engine, which may have answered it
         self.limits: dict[str, int] | None = None  # those it was logged with, where they are not today's
         self.bytes = 0  # of arguments that are not small
@@ -84,7 +91,21 @@ class Batch:
     """Admitted calls that came together, as columns; some may turn out to be repeats. Rows refused at the gate are
     not among the columns, but their places and reasons are kept for the answers."""
 
-    __slots__ = ("args", "entries", "given_ids", "ids", "is_own", "keys", "position", "refused", "sizes", "source")
+    __slots__ = (
+        "after",
+        "args",
+        "closed",
+        "entries",
+        "given_ids",
+        "ids",
+        "is_own",
+        "keys",
+        "position",
+        "refused",
+        "sizes",
+        "source",
+        "stored",
+    )
 
     def __init__(
         self,
@@ -98,6 +119,9 @@ class Batch:
         is_own: bool = False,
     ) -> None:
         self.position = 0  # of a source batch: the number of its record in the log
+        self.closed: Any = None  # of one whose rows are durable already: where they are,
+        self.stored: bytes | None = None  # and the same for whoever reads them there
+        self.after = -1  # and the last one that ran, as the store knows it: the engine may have forgotten
         self.is_own = is_own
         self.sizes = sizes  # bytes of each row's arguments, if any is worth counting
         self.entries, self.keys, self.args = entries, keys, args
@@ -115,3 +139,9 @@ class Batch:
         ids = [id_of(self.ids, at)]
         sizes = None if self.sizes is None else self.sizes[at : at + 1]
         return Batch(ids, self.entries[at : at + 1], self.keys[at : at + 1], self.args[at : at + 1], sizes=sizes)
+
+
+def piece_of(batch: Batch, start: int, stop: int) -> Piece:
+    """These rows of a source's batch. Their ids are for the replies: the log has them in the batch's own record."""
+    ids = batch.ids if isinstance(batch.ids, str) else batch.ids[start:stop]
+    return Piece(ids, start, stop - start, batch.position)

@@ -22,7 +22,8 @@ from headrace.core import order
 from headrace.core.chain import NOT_YET, Call, Caller, Made, Record, new_call, same, same_call, same_target
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Predictions
-from headrace.core.program import Args, Entry, Program
+from headrace.core.program import Entry, Program
+from headrace.core.signature import Args
 from headrace.wire import messages as wire
 from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended, Revived, Rows
 from headrace.wire.values import Key

@@ -60,6 +60,7 @@ class SerialExecutor:
 
     def bind(self) -> None:
         """Take the program's functions over from the other mode."""
+        self.program.watch_epochs(True)
         for entry in self.program.entries:
             entry.bind(self._context(entry))
 

@@ -21,7 +21,8 @@ import msgspec
 from headrace.config import Config
 from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
-from headrace.core.program import Args, Entry, Program
+from headrace.core.program import Entry, Program
+from headrace.core.signature import Args
 from headrace.errors import (
     BadArguments,
     BadRequest,
@@ -56,7 +57,7 @@ class Admission:
                 return self.admit_columns(ids, functions.pop(), keys, args)
         except (TypeError, LookupError):
             pass
-        return self._admit_rows(ids, [take_apart(call) for call in calls])
+        return self.admit_rows(ids, [take_apart(call) for call in calls])
 
     def admit_columns(
         self,
@@ -74,14 +75,15 @@ class Admission:
                 return Batch(ids, [entry] * len(keys), keys, args, source=source)
         except UnknownFunction:
             pass
-        return self._admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)], source)
+        return self.admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)], source)
 
-    def _admit_rows(
+    def admit_rows(
         self,
         ids: RequestIds,
         calls: list[tuple[Any, Any, Any] | BadRequest],
         source: tuple[str, int] | None = None,
     ) -> Batch:
+        """Calls are `(function, key, args)`, or the reason why there is none."""
         entries: list[Entry] = []
         keys: list[Key] = []
         arguments: list[Args] = []
@@ -125,6 +127,9 @@ class Admission:
             raise TooLarge(f"a request id of {size} bytes is over the limit of {limit}")
 
 
+ONCE = "write-"  # so begins a query of one batch that nobody repeats once it has run
+
+
 class SourceBatches:
     """The last batch of each streaming query: a batch is taken once, whatever its source repeats."""
 
@@ -132,17 +137,26 @@ class SourceBatches:
         self.queries_max = config.queries_max
         self.last: dict[str, tuple[int, Submission]] = {}  # the query that was quiet for longest comes first
 
-    def take(self, source: tuple[str, int], submission: Submission) -> Submission | None:
-        """None if the batch is new, and from now on it is not; else the submission that ran."""
+    def last_of(self, query: str) -> int:
+        """The number of its last batch; -1 if there was none, or the query is forgotten."""
+        known = self.last.get(query)  # asked by other threads, too
+        return -1 if known is None else known[0]
+
+    def take(self, source: tuple[str, int], submission: Submission, rows: int, after: int = -1) -> Submission | None:
+        """None if the batch of so many rows is new, and from now on it is not; else the submission that ran. `after` is
+        the last one that ran, as its source knows it: it counts if this query may have been forgotten. A source that
+        knows that the batch ran has not brought its rows, so it is never new."""
         query, batch = source
-        last, ran = self.last.get(query, (-1, submission))
-        if batch == last:
+        forgotten = after if len(self.last) >= self.queries_max else -1
+        last, ran = self.last.get(query, (forgotten, None))
+        if batch == last and ran is not None:
             return ran
-        if batch != last + 1:
-            raise StreamError(
-                f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of "
-                "this app, whose state is gone. Start the query with a new checkpoint location"
-            )
+        if batch <= last:  # its name was still in the inbox, or a query goes back further than to its last batch
+            past = Submission(None, submission.ids, submission.refused)
+            past.refuse(EXPIRED, rows)
+            return past
+        if batch != last + 1 or batch <= after:
+            raise gap(query, batch, last)
         self.last.pop(query, None)
         self._keep(query, batch, submission)
         return None
@@ -153,14 +167,15 @@ class SourceBatches:
         query, number = batch.source
         known, submission = self.last.pop(query, (-1, None))  # the query that was quiet for longest comes first
         if submission is None or known != number:
-            submission = Submission(None, batch.given_ids, batch.refused)
+            submission = Submission.of(None, batch)
         self._keep(query, number, submission)
         return submission
 
     def _keep(self, query: str, batch: int, submission: Submission) -> None:
         self.last[query] = (batch, submission)
         if len(self.last) > self.queries_max:
-            del self.last[next(iter(self.last))]
+            final = [each for each, (_, ran) in self.last.items() if ran.is_final()]
+            del self.last[next((each for each in final if each.startswith(ONCE)), (final or list(self.last))[0])]
 
     def describe(self, first: int) -> dict[str, Any]:
         """What a snapshot keeps: per query its last batch, and where those of its rows are that came before the epoch
@@ -187,9 +202,15 @@ class SourceBatches:
                 if number in epochs:
                     submission.add(epochs[number], start, stop)
                 else:
-                    for _ in range(start, stop):
-                        submission.refuse(EXPIRED)
+                    submission.refuse(EXPIRED, stop - start)
             self.last[query] = (batch, submission)
+
+
+def gap(query: str, batch: int, last: int) -> StreamError:
+    return StreamError(
+        f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of this "
+        "app, whose state is gone. Start the query with a new checkpoint location"
+    )
 
 
 EXPIRED = Failure(ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are past their retention")

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config import Config
+from headrace.core.changelog import Changes
 from headrace.core.epoch import Batch, Epoch
 from headrace.errors import HeadraceError
 from headrace.wire.messages import Entities, Failure
@@ -90,12 +91,13 @@ class Appended(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """The epoch is final: keep its replies."""
+    """The epoch is final: keep its replies, and what it changed if that is logged."""
 
     epoch: Epoch
+    changes: Changes | None = None
 
 
-Changes = Entities | dict[str, dict[Any, Any]]  # rows, or tables by operator; a deleted entity has the state MISSING
+Delta = Entities | dict[str, dict[Any, Any]]  # rows, or tables by operator; a deleted entity has the state MISSING
 
 
 class Snapshot(NamedTuple):
@@ -104,7 +106,7 @@ class Snapshot(NamedTuple):
 
     epoch: int
     position: int  # the first record of the log that a recovery has to read
-    delta: Changes
+    delta: Delta
     meta: dict[str, Any]
     is_full: bool = False  # nothing before it counts
 
@@ -155,6 +157,8 @@ class Journal:
         self.floor = 0  # the last record that later results may depend on without being in its epoch
         self.tickets = self.checked = 0
         self.unkept: deque[Epoch] = deque()  # final, and not durable yet
+        self.logs_changes = False  # then an epoch is kept with its changes
+        self.changes: dict[int, Changes] = {}  # of epochs that are not kept yet
         self.saved_epoch, self.saved_us = 0, 0  # of the last snapshot
         self.transactions = 0  # that a recovery would have to replay
         self.unsaved: Snapshot | None = None  # taken, and waiting for its records to be durable
@@ -179,16 +183,27 @@ class Journal:
         """A record that results of its own epoch and of later ones may depend on."""
         self.floor = max(self.floor, self.append(record))
 
-    def keep(self, epoch: Epoch) -> None:
-        """The epoch is final: its replies are kept once it may be answered."""
+    def keep(self, epoch: Epoch, changes: Changes | None = None) -> None:
+        """The epoch is final: its replies are kept once it may be answered, and what it changed is known."""
         self.transactions += len(epoch)
         if self.is_durable:
             self.unkept.append(epoch)
+            if changes is not None:
+                self.changes[epoch.number] = changes
+            self._keep()
+
+    def changed(self, epoch: int, changes: Changes) -> None:
+        """What an epoch changed that is final. One that is kept already was only run again."""
+        if self.unkept and epoch >= self.unkept[0].number:
+            self.changes[epoch] = changes
             self._keep()
 
     def _keep(self) -> None:
         while self.unkept and self.covers(self.unkept[0].position):
-            self.effects.append(Keep(self.unkept.popleft()))
+            if self.logs_changes and self.unkept[0].number not in self.changes:
+                return
+            epoch = self.unkept.popleft()
+            self.effects.append(Keep(epoch, self.changes.pop(epoch.number, None)))
 
     def check(self) -> int:
         """A ticket for who must know that this engine still has the log; see `has_checked`."""
@@ -224,7 +239,7 @@ class Journal:
             return None
         return self.saved_us + self.config.snapshot_interval_us
 
-    def take(self, now_us: int, changed: Changes, epoch: int, position: int, meta: dict[str, Any]) -> None:
+    def take(self, now_us: int, changed: Delta, epoch: int, position: int, meta: dict[str, Any]) -> None:
         """A snapshot: the state at the end of `epoch`. It is saved once all records of today are durable: they are what
         it follows from, and what is read after it."""
         if self.carried:
@@ -247,6 +262,7 @@ class Journal:
 
     def _save(self) -> None:
         if self.unsaved is not None and self.durable >= self.follows_from:
+            assert not self.unkept or self.unkept[0].number > self.unsaved.epoch, "a snapshot before what it covers"
             self.saving, self.unsaved = self.unsaved, None
             self.effects.append(Save(self.saving))
 
@@ -283,7 +299,7 @@ class Journal:
         return effects
 
 
-def rows_of(changes: Changes) -> Entities:
+def rows_of(changes: Delta) -> Entities:
     if not isinstance(changes, dict):
         return changes
     return [(operator, key, state) for operator, table in changes.items() for key, state in table.items()]

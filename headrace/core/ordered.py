@@ -24,6 +24,7 @@ from typing import Any
 
 from headrace.core import order
 from headrace.core.chain import NOT_YET, Call, Caller, Frame, locate, new_call, value_before
+from headrace.core.changelog import Changed, Changes
 from headrace.core.exchange import Part, Turn
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
@@ -48,6 +49,7 @@ class OrderedExecutor(Repair):
 
     def bind(self) -> None:
         """Take the program's functions over from the other mode."""
+        self.program.watch_epochs(False)
         for entry in self.program.entries:
             entry.bind(self._context(entry))
             entry.chains = self.chains[entry.operator]
@@ -334,6 +336,27 @@ class OrderedExecutor(Repair):
         for part in self.parts.values():
             for call in list(part.waiting):
                 self._let_go(part, call)
+
+    def changes_of(self, part: Part) -> Changes:
+        """What an epoch that is final has changed, of operators that are watched. All before it are history."""
+        last, aborted, changes = part.tids[-1], self.aborted, dict[str, Changed]()
+        for name in self.program.watched:
+            keys, befores, afters = changes[name] = Changed([], [], [])
+            for key, chain in self.chains[self.program.operators[name]].items():
+                is_list = type(chain) is list
+                tid = (chain[1] if is_list else chain).order[0]
+                if tid > last:
+                    continue
+                before = chain[0] if is_list else chain.seen
+                if is_list:
+                    after = value_before(chain, locate(chain, (last + 1, b"")), 0, aborted)
+                else:
+                    after = before if tid in aborted else chain.new
+                if after is not before:
+                    keys.append(key)
+                    befores.append(before)
+                    afters.append(after)
+        return {name: changed for name, changed in changes.items() if changed.keys}
 
     def finish(self, part: Part) -> None:
         """An epoch is final: its records are history."""

@@ -14,7 +14,8 @@ from typing import Any
 
 from headrace.core import order
 from headrace.core.chain import Made, same, same_args
-from headrace.core.program import Args, Entry
+from headrace.core.program import Entry
+from headrace.core.signature import Args
 from headrace.wire.values import HIGH, LOW, Key
 
 SELF = -1

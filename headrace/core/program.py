@@ -11,6 +11,9 @@ Rules:
    never a MISSING. So it costs nothing to know what has changed, and what has is folded into the lower layer when it is
    taken. In a large state that would be slow (nothing of it is in the processor's cache by then), so from `LARGE` on
    functions run on the lower layer itself, and changes are noted in the upper one as well.
+4. Of an operator that is watched, because its changes are logged, the upper layer holds those of one epoch: at its end
+   `take_changes` folds them, and until then the lower layer has the states before. Whoever runs several epochs at a
+   time knows these by itself (`watches_epochs` is False).
 
 Never here: which transaction calls, or when.
 """
@@ -18,30 +21,29 @@ Never here: which transaction calls, or when.
 from __future__ import annotations
 
 import copy
-import inspect
 import operator
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import repeat
 from types import MethodType
 from typing import Any
 from weakref import WeakSet
 
-import msgspec
-
 from headrace.config import Config
 from headrace.core.builtin import BUILT_IN
+from headrace.core.changelog import Changed, Changes
 from headrace.core.placement import shard_of
-from headrace.errors import BadArguments, BadRequest, BadValue, ModelError, Poisoned, TooLarge, UnknownFunction
-from headrace.model.app import App, Schedule, hints_of
+from headrace.core.signature import Args as Args
+from headrace.core.signature import Signature, never
+from headrace.errors import BadRequest, BadValue, ModelError, Poisoned, UnknownFunction
+from headrace.model.app import App, Schedule
 from headrace.model.operator import Function
-from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Key, Values, check_key, shown, written_us
+from headrace.wire.values import Key, Values, check_key, shown, written_us
 
 MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
 NOWHERE: Any = object()
 LARGE = 100_000  # entities
 
 Table = dict[Key, Any]  # one operator's entities: key -> sealed value
-Args = tuple[Any, ...]
 
 
 class Noted(Table):
@@ -87,6 +89,8 @@ class Program:
             raise ModelError(f"app {app.name}: {error}") from None
         self.tables: dict[str, Table] = over.tables if over is not None else {}
         self.bases: dict[str, Table] = over.bases if over is not None else {}
+        self.watched: dict[str, dict[Key, None]] = over.watched if over is not None else {}  # with what was folded
+        self.watches_epochs = True
         self.sharing: WeakSet[Program] = over.sharing if over is not None else WeakSet()
         if over is None:
             for name in self.operators:
@@ -181,21 +185,60 @@ class Program:
         be copied."""
         taken: dict[str, Table] = {}
         for name, table in self.tables.items():
+            if name in self.watched and self.watches_epochs:
+                self._fold(name)
+                base = self.bases[name]
+                taken[name] = {key: base.get(key, MISSING) for key in self.watched[name]}
+                self.watched[name].clear()
+                continue
             if self.notes and type(table) is dict:
                 taken[name], self.tables[name] = table, {}
                 continue
             taken[name] = dict(table)
             if not self.notes:
-                base = self.bases[name]
-                base.update(table)
-                for key in [key for key, state in table.items() if state is MISSING]:
-                    del base[key]
+                self._fold(name)
             table.clear()
         if self.notes:
             for program in self.sharing:
                 program._run_below()
         self._look_at_size()
         return {name: table for name, table in taken.items() if table}
+
+    def _fold(self, name: str) -> None:
+        """The upper layer into the lower one."""
+        table, base = self.tables[name], self.bases[name]
+        base.update(table)
+        for key in [key for key, state in table.items() if state is MISSING]:
+            del base[key]
+        if self.watches_epochs and name in self.watched:
+            self.watched[name].update(dict.fromkeys(table))  # without the states: those that were are not looked at
+        table.clear()
+
+    def watch(self, operators: Iterable[str]) -> None:
+        """From now on `take_changes` tells what epochs change of these."""
+        self.watched.update({name: {} for name in operators if name in self.tables})
+
+    def watch_epochs(self, is_one_at_a_time: bool) -> None:
+        """Do functions run one epoch after the other, with `take_changes` between them? Said before the first one."""
+        if is_one_at_a_time is not self.watches_epochs:
+            self.watches_epochs = is_one_at_a_time
+            if self.notes:
+                self._run_below()
+
+    def take_changes(self) -> Changes:
+        """What has changed since the last time, of the operators that are watched."""
+        changes: Changes = {}
+        for name in self.watched:
+            table = self.tables[name]
+            if table:
+                keys, base = list(table), self.bases[name]
+                try:
+                    befores = list(operator.itemgetter(*keys, keys[0])(base)[:-1])  # the quickest way, if all are there
+                except KeyError:
+                    befores = list(map(base.get, keys, repeat(MISSING)))
+                changes[name] = Changed(keys, befores, list(table.values()))
+                self._fold(name)
+        return changes
 
     def show_later(self, state_of: Callable[[str, Key], Any]) -> list[tuple[Any, Any]]:
         """What was written of what is to happen later: key and sealed state, or MISSING. Of what is to expire: operator
@@ -233,7 +276,9 @@ class Program:
     def _run_below(self) -> None:
         self.notes = True
         for entry in self.entries:
-            entry.written, entry.table = self.tables[entry.operator.name], self.bases[entry.operator.name]
+            name = entry.operator.name
+            is_watched = self.watches_epochs and name in self.watched
+            entry.written, entry.table = self.tables[name], self.tables[name] if is_watched else self.bases[name]
 
     # --- functions ----------------------------------------------------------------------------------------------------
 
@@ -352,7 +397,7 @@ class Entry:
     def store(self, key: Key, state: Any) -> None:
         if self.written is not None:
             self.written[key] = state
-        if state is not MISSING or (self.written is None and key in self.base):
+        if state is not MISSING or (self.table is not self.base and key in self.base):
             self.table[key] = state
         else:
             self.table.pop(key, None)
@@ -374,175 +419,3 @@ class Entry:
 
     def __repr__(self) -> str:
         return f"<entry {self.name}>"
-
-
-class Signature:
-    """What arguments a function takes."""
-
-    def __init__(self, function: Function, values: Values) -> None:
-        self.name, self.values = function.full_name, values
-        hints = hints_of(function)
-        self.variadic = bool(function.parameters) and function.parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
-        named = function.parameters[:-1] if self.variadic else function.parameters
-        self.names = [parameter.name for parameter in function.parameters]
-        self.hints = [hints.get(name, Any) for name in self.names]
-        self.least = sum(parameter.default is parameter.empty for parameter in named)
-        self.most = len(named)
-        exact = not self.variadic and self.least == self.most
-        self.is_scalar = exact and all(hint in (int, str, float, bool) for hint in self.hints)
-        for name, hint in zip(self.names, self.hints, strict=True):
-            check_hint(f"{self.name}: parameter {name!r}", hint)
-
-    def compile_fits(self) -> Callable[[Args], bool]:
-        """A check as fast as Python allows for the common case: the right number of arguments, each a scalar of just
-        the annotated type, and small. False sends the call to `admit`, which decides and explains."""
-        each_max = self._text_max(len(self.hints))
-        tests = {
-            int: f"type({{0}}) is int and {{0}} < {HIGH} and {{0}} > {LOW}",
-            str: f"type({{0}}) is str and len({{0}}) <= {each_max} and {{0}}.isascii()",
-            float: "type({0}) is float",
-            bool: "type({0}) is bool",
-        }
-        if not self.is_scalar or self._text_max(len(self.hints)) < 0:
-            return self._fits_scalars if self._takes_anything() else never
-        if not self.most:
-            return operator.not_
-        names = [f"a{i}" for i in range(self.most)]
-        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True))
-        source = f"""
-def fits(args):
-    try:
-        [{", ".join(names)}] = args
-    except ValueError:
-        return False
-    return {each}
-"""
-        namespace: dict[str, Any] = {}
-        exec(source, namespace)  # noqa: S102 made of our own templates only: no text of the user's gets in
-        fits: Callable[[Args], bool] = namespace["fits"]
-        return fits
-
-    def fits_all(self, rows: list[Args]) -> bool:
-        """The same for many calls at once, in columns and mostly in C: False sends them to be looked at one by one."""
-        if not self.is_scalar:
-            return False
-        try:
-            size = len(self.values.encode_plain(rows))  # finds ints over 64 bits and invalid Unicode
-        except (ValueError, OverflowError):
-            return False
-        if size > self.values.bytes_max or set(map(len, rows)) != {self.most}:
-            return False
-        return all({type(row[at]) for row in rows} == {hint} for at, hint in enumerate(self.hints))
-
-    def _text_max(self, count: int) -> int:
-        """Texts up to this length need no counting: too short to matter, and surely within the limit together."""
-        return min(64, self.values.bytes_max // (2 * count or 1) - 16)
-
-    def _takes_anything(self) -> bool:
-        return all(hint is Any for hint in self.hints)
-
-    def _fits_scalars(self, args: Args) -> bool:
-        if not self.takes(len(args)):
-            return False
-        each_max = self._text_max(len(args))
-        return each_max >= 0 and all(
-            type(arg) in KEPT
-            or (type(arg) is int and INT_MIN <= arg <= INT_MAX)
-            or (type(arg) is str and arg.isascii() and len(arg) <= each_max)
-            for arg in args
-        )
-
-    def admit(self, args: Args) -> Args | bytes:
-        """The arguments as they are logged and handed on, or why they cannot be."""
-        if not self.takes(len(args)):
-            raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
-        sealed = []
-        for i, arg in enumerate(args):
-            name, hint = self.names[min(i, len(self.names) - 1)], self.hints[min(i, len(self.names) - 1)]
-            if not conforms(arg, hint):
-                what = f"{shown(arg)} ({type(arg).__name__})"
-                raise BadArguments(f"{self}: {name!r} got {what}{why(arg, hint)}")
-            try:
-                sealed.append(self.values.seal(arg))
-            except (BadValue, TooLarge) as error:
-                raise type(error)(f"{self}: {name!r}: {error}") from None
-        encoded = self.values.encode(args)  # together they are one value, and limited like one
-        return encoded if any(type(arg) is bytes for arg in sealed) else tuple(sealed)
-
-    def takes(self, count: int) -> bool:
-        return self.least <= count and (self.variadic or count <= self.most)
-
-    def convert(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Arguments from a poorer notation (JSON, a Spark row) as the annotated types: a dict as a dataclass, a list as
-        a tuple, text as a date. What does not convert stays as it is, for `admit` to refuse."""
-        return tuple(
-            converted(arg, self.hints[min(i, len(self.hints) - 1)]) if self.hints else arg for i, arg in enumerate(args)
-        )
-
-    def _count(self) -> str:
-        if self.variadic:
-            return f"at least {self.least} arguments"
-        span = str(self.most) if self.least == self.most else f"{self.least} to {self.most}"
-        return f"{span} argument{'' if span == '1' else 's'}"
-
-    def __str__(self) -> str:
-        shown = (f"{n}: {hint_name(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
-        return f"{self.name}({', '.join(shown)})"
-
-
-def never(args: Args) -> bool:
-    return False
-
-
-def hint_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-
-
-def check_hint(where: str, hint: Any) -> None:
-    try:
-        msgspec.convert(None, hint)
-    except msgspec.ValidationError:
-        pass
-    except TypeError as error:
-        raise ModelError(f"{where} has the type {hint_name(hint)}, which values cannot have: {error}") from None
-
-
-def conforms(value: Any, hint: Any) -> bool:
-    """Does the value have this type as it is? An int will do for a float, as everywhere in Python."""
-    if hint is Any or type(value) is hint:
-        return True
-    try:
-        return agree(msgspec.convert(value, hint, strict=True), value)
-    except Exception:  # a conversion may run the __post_init__ of a user's class
-        return False
-
-
-def agree(converted: Any, value: Any) -> bool:
-    """Was nothing changed by the conversion, but for ints that became floats?"""
-    kind = type(value)
-    if converted is value:
-        return True
-    if type(converted) is not kind:
-        return type(converted) is float and kind is int and bool(converted == value)
-    if kind is list or kind is tuple:
-        return len(converted) == len(value) and all(map(agree, converted, value))
-    if kind is dict:
-        return agree(list(converted.items()), list(value.items()))
-    return bool(converted == value) or (kind is float and value != value)
-
-
-def why(value: Any, hint: Any) -> str:
-    try:
-        same = msgspec.convert(value, hint, strict=True)
-    except Exception as error:
-        return f": {error}"
-    return f": it would have to be changed into {shown(same)}"
-
-
-def converted(value: Any, hint: Any) -> Any:
-    if hint is Any or type(value) is hint:
-        return value
-    try:
-        return msgspec.convert(value, hint, strict=True)
-    except Exception:
-        return value

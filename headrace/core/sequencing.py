@@ -13,7 +13,7 @@ Never here: what the transactions do.
 from __future__ import annotations
 
 from headrace.config import Config
-from headrace.core.epoch import CLOSED, Batch, Epoch, Piece
+from headrace.core.epoch import CLOSED, Batch, Epoch, Piece, piece_of
 
 TID_MAX = (1 << 63) - 1
 
@@ -72,11 +72,12 @@ class Sequencing:
                     stop = at + 1
                     break
         epoch.has_ids |= batch.source is None and not batch.is_own
+        epoch.stored.append(batch.stored)
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
         epoch.args += batch.args[start:stop]
         if batch.source is not None:
-            epoch.pieces.append(Piece("", start, stop - start, batch.position))
+            epoch.pieces.append(piece_of(batch, start, stop))
         elif isinstance(batch.ids, str):
             epoch.pieces.append(Piece(batch.ids, start, stop - start))
         else:

@@ -24,6 +24,7 @@ from headrace.config import Config
 from headrace.core import order
 from headrace.core.alone import Entity, RunAlone
 from headrace.core.chain import NOT_YET, locate, value_before
+from headrace.core.changelog import Changes
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
 from headrace.core.exchange import Part
@@ -42,6 +43,7 @@ from headrace.wire.messages import (
     Asked,
     Begin,
     Body,
+    Changed,
     Entities,
     Failure,
     Final,
@@ -55,6 +57,7 @@ from headrace.wire.messages import (
     Show,
     Shown,
     Traffic,
+    changes_in_parts,
     in_parts,
     in_pieces,
 )
@@ -83,6 +86,7 @@ class Progress:
         self.mine: list[int] = []  # TIDs of own roots
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
         self.later: list[tuple[Any, Any]] = []  # and what changed of what is to happen later
+        self.changes: Changes = {}  # in the serial mode
         self.alone: RunAlone | None = None
         self.needs: list[Need] = []  # of what ran alone
         self.epoch: Epoch | None = None  # in the serial mode, while it waits for the response to an external call
@@ -166,7 +170,7 @@ class Worker:
         elif isinstance(body, Run):
             self._take_run(body)
         elif isinstance(body, Final):
-            self._finish(body.epoch)
+            self._finish(now_us, body.epoch, effects)
         elif isinstance(body, Alone):
             self._take_alone(body)
         elif isinstance(body, Show):
@@ -181,6 +185,7 @@ class Worker:
         self.ordered.workers = begin.workers
         self.ordered.place(ShardMap(begin.owners, begin.version))
         self.program.seed = begin.seed
+        self.program.watch(begin.watched)
         self.is_ready = begin.is_last
         if self.is_ready:
             for epoch in [epoch for epoch, stash in self.early.items() if stash[0][1].lone is not None]:
@@ -233,6 +238,7 @@ class Worker:
         failures = {epoch.tids[at]: failure for at, failure in epoch.failures.items()}
         progress.result = ([*epoch.results, *[None] * missing] if missing else epoch.results, failures)
         progress.later = self.program.take_later() if need is None else []
+        progress.changes = self.program.take_changes() if need is None else {}
 
     def _gather(self, run: Run, progress: Progress) -> Part:
         """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
@@ -311,15 +317,20 @@ class Worker:
             self.ordered.hear(part, source, [row for row in rows if type(row) not in ALONE])
             self._take_lent(part, progress, source, [row for row in rows if isinstance(row, AloneRows)])
 
-    def _finish(self, epoch: int) -> None:
+    def _finish(self, now_us: int, epoch: int, effects: list[Effect]) -> None:
         if epoch not in self.progress:
             raise BadMessage(f"epoch {epoch} is final, and worker {self.me} has not run it")
         self.final_epoch = epoch
-        del self.progress[epoch]
+        changes = self.progress.pop(epoch).changes
         part = self.ordered.parts.get(epoch)
         if part is not None:
+            changes = self.ordered.changes_of(part)
             self.ordered.finish(part)
             self.program.forget_later(self.ordered.chains)
+        if self.program.watched:
+            columns = [(name, *changed) for name, changed in changes.items()]
+            for each, is_last in changes_in_parts(columns, self.config.entities_per_frame_max):
+                effects.append(self.channels.send(now_us, COORDINATOR, Changed(epoch, each, is_last)))
 
     def _show(self, now_us: int, show: Show, effects: list[Effect]) -> None:
         program = self.program

@@ -63,6 +63,14 @@ class Place(NamedTuple):
     term: int
 
 
+class Spot(NamedTuple):
+    """Where a record lies, for who wants to begin there and not at its segment's beginning."""
+
+    number: int
+    segment: str
+    offset: int
+
+
 class Chain(NamedTuple):
     """The segments of a log, oldest first, and what lies beside them."""
 
@@ -190,15 +198,16 @@ class Segment:
             yield frame
             offset = frame.end
 
-    def read(self, limit: int | None, needed: int = 1) -> Iterator[Frame]:
-        """The frames that count: up to byte `limit`, or (None: it is the newest) up to where a crash tore it.
+    def read(self, limit: int | None, needed: int = 1, place: Place | None = None) -> Iterator[Frame]:
+        """The frames that count: up to byte `limit`, or (None: it is the newest) up to where a crash tore it; all of
+        them, or from `place` on.
 
         `BrokenAt` if what is broken was durable; but lost records below number `needed` are passed over.
         """
         is_newest = limit is None
         if limit is None and self.ref.is_whole:
             limit = self.header.sealed
-        place = Place(HEADER_BYTES, self.ref.first, 0)
+        place = place or Place(HEADER_BYTES, self.ref.first, 0)
         suspect = -1
         while True:
             try:
@@ -321,11 +330,18 @@ class Segment:
             self._base = offset
 
 
-def read_chain(store: Store, folder: str, chain: Chain, first: int, last: int | None = None) -> Iterator[Record]:
-    """The records from number `first` on, up to the end or to `last`. Streamed: one stretch of a segment at a time."""
+def read_chain(
+    store: Store, folder: str, chain: Chain, first: int, last: int | None = None, spot: Spot | None = None
+) -> Iterator[Record]:
+    """The records from number `first` on, up to the end or to `last`. Streamed: one stretch of a segment at a time.
+    `spot` is where `first` was seen: if it still is in that segment, what is before it is not read."""
     check_first(store, folder, chain, first)
-    index = bisect_right(chain.refs, first, key=lambda ref: ref.first) - 1
-    segments = (Segment(store, folder, ref, CHUNK_BYTES) for ref in chain.refs[max(index, 0) :])
+    refs = chain.refs[max(bisect_right(chain.refs, first, key=lambda ref: ref.first) - 1, 0) :]
+    place: Place | None = None
+    if spot is not None and refs and (spot.segment, spot.number) == (refs[0].name, first):
+        place = Place(spot.offset, first, 0)
+    ahead = CHUNK_BYTES if place is None else HEADER_BYTES + 1
+    segments = (Segment(store, folder, ref, CHUNK_BYTES if at else ahead) for at, ref in enumerate(refs))
     segment = next(segments, None)
     reached = 0
     while segment is not None:
@@ -333,8 +349,8 @@ def read_chain(store: Store, folder: str, chain: Chain, first: int, last: int | 
         header = following.header if following is not None else None
         if header is not None and header.previous != segment.ref.name:
             raise BrokenAt(store, f"{folder}/{header.previous}", 0, segment.ref.first, "the file is missing")
-        reached = segment.ref.first - 1
-        for frame in segment.read(header.previous_bytes if header is not None else None, first):
+        reached = segment.ref.first - 1 if place is None else first - 1
+        for frame in segment.read(header.previous_bytes if header is not None else None, first, place):
             reached = frame.number
             if last is not None and reached > last:
                 return
@@ -342,7 +358,7 @@ def read_chain(store: Store, folder: str, chain: Chain, first: int, last: int | 
                 yield Record(reached, frame.term, frame.data)
         if header is not None and reached < header.previous_last and header.previous_last >= first:
             raise BrokenAt(store, segment.file, header.previous_bytes, reached + 1, "records are missing")
-        segment = following
+        segment, place = following, None
     if reached + 1 < first:
         raise ends_early(store, folder, reached, first)
 
@@ -370,17 +386,18 @@ def ends_early(store: Store, folder: str, last: int, first: int) -> LogBroken:
     )
 
 
-def read_log(store: Store, name: str = "log", first: int | None = 1) -> Iterator[Record]:
+def read_log(store: Store, name: str = "log", first: int | None = 1, spot: Spot | None = None) -> Iterator[Record]:
     """The log as an onlooker sees it, also while it is written: what it ends with may not be acknowledged yet.
 
     `first=None` begins with the oldest record that is kept. No take-over: nothing is written, nobody is fenced.
+    `spot` is where `first` was seen (see tail.py).
     """
     for attempt in (1, 2, 3):
         chain = find_again(store, name)
         if first is None:
             first = chain.refs[0].first if chain.refs else 1
         try:
-            for record in read_chain(store, name, chain, first):
+            for record in read_chain(store, name, chain, first, spot=spot):
                 first = record.number + 1
                 yield record
             return

@@ -16,6 +16,7 @@ from headrace.model.fingerprint import Fingerprint
 
 FORMAT = 1
 IDENTITY = "headrace.json"
+CURRENT = "apps/current.json"  # what the app that runs on the store can be asked for, by those who have not its code
 
 
 def identity_of(store: Store) -> dict[str, Any] | None:
@@ -93,6 +94,17 @@ def print_of(store: Store, digest: str) -> Fingerprint:
             f"{store.url} was written by other code, and what that was is not known: apps/{digest}.json: {error}. "
             "Restore it from a backup"
         ) from None
+
+
+def callable_of(app: App) -> dict[str, Any]:
+    """Its functions: how many arguments they take at least and at most (None: any number), and their parameters."""
+    found = {}
+    for function in app.functions:
+        variadic = [each for each in function.parameters if each.kind is each.VAR_POSITIONAL]
+        named = [each for each in function.parameters if each not in variadic]
+        least = sum(each.default is each.empty for each in named)
+        found[function.full_name] = [least, None if variadic else len(named), ", ".join(map(str, function.parameters))]
+    return found
 
 
 def check_identity(store: Store, identity: dict[str, Any], app: App, config: Config) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headrace.core.epoch import Epoch
+from headrace.core.changelog import Changes
+from headrace.core.epoch import Batch, Epoch
 from headrace.core.journal import (
     Append,
     Appended,
@@ -37,7 +39,7 @@ from headrace.errors import StoreError
 
 LOG = logging.getLogger("headrace.durability")
 GROUP_MAX = 1_000  # records, or epochs' replies, written at once
-PATIENCE_S = 0.2  # replies are in no hurry: if they are lost, a replay gives them again
+INTERVAL_S_MAX = 3_600.0  # between two writes of replies
 MARKS_MAX = 64  # of the replies' times, in a snapshot
 
 
@@ -61,11 +63,14 @@ class Desk:
         self.opened, self.records = opened, opened.records
         self._replies: dict[int, Laid] = {}  # of epochs that are on their way
         self.kept = opened.kept_epoch  # the last epoch whose replies are in the store
+        self.changes = opened.changes
 
     def encode(self, effect: Append) -> Written:
         """To be called when the effect comes: the epoch has not run yet."""
         record, records = effect.record, self.records
         retired = record.epoch if isinstance(record, Retired) else 0
+        if isinstance(record, Batch) and record.closed is not None:
+            self.opened.segments.note(effect.number, record.closed.source)
         return Written(effect.number, records.lay_out(record), records.pack, retired)
 
     def append(self, group: Sequence[Written | Check]) -> list[Event]:
@@ -80,13 +85,16 @@ class Desk:
             news.append(Appended(last))
         return [*news, *(Checked(item.ticket) for item in group if isinstance(item, Check))]
 
-    def lay_out(self, epoch: Epoch) -> None:
+    def lay_out(self, epoch: Epoch, changes: Changes | None = None) -> None:
         """The first half of `keep`, which may be called by another thread."""
+        if self.changes is not None and changes is not None:
+            self.changes.lay_out(epoch, changes)
         if epoch.number > self.kept and epoch.number not in self._replies:
             self._replies[epoch.number] = self.records.lay_out_replies(epoch)
 
     def keep(self, epochs: list[Epoch]) -> None:
-        """The replies of final epochs, in their order; those that are in the store already are not written again."""
+        """The replies of final epochs, in their order, and what was laid out of their changes; what is in the store
+        already is not written again."""
         fresh = [epoch for epoch in epochs if epoch.number > self.kept]
         if fresh:
             assert fresh[0].number == self.kept + 1, f"replies of epoch {fresh[0].number} after those of {self.kept}"
@@ -94,6 +102,8 @@ class Desk:
                 self.lay_out(epoch)
             self.opened.replies.append([self.records.pack(self._replies.pop(epoch.number)) for epoch in fresh])
             self.kept = fresh[-1].number
+        if self.changes is not None:
+            self.changes.keep([epoch.number for epoch in epochs])
 
     def save(self, snapshot: Snapshot) -> list[Event]:
         opened = self.opened
@@ -155,8 +165,8 @@ class Keeper:
                 self._records.put(self.desk.encode(effect))
             case Check():
                 self._records.put(effect)
-            case Keep(epoch):
-                self.desk.lay_out(epoch)
+            case Keep(epoch, changes):
+                self.desk.lay_out(epoch, changes)
                 self._rest.put(epoch)
             case Save(snapshot):
                 self._rest.put(snapshot)
@@ -194,8 +204,10 @@ class Keeper:
                     self._hurry.set()
 
     def _serve_rest(self) -> None:
+        # Replies are in no hurry: if they are lost, a replay gives them again. But who waits for them in a stream is.
+        interval_s, rested_s = min(self.desk.opened.config.reply_interval_us / 1e6, INTERVAL_S_MAX), 0.0
         while not self._is_broken:
-            group = take_all(self._rest, self._hurry)
+            group = take_all(self._rest, self._hurry, rested_s)
             while group and not self._is_broken:
                 count = next((at for at, item in enumerate(group) if not isinstance(item, Epoch)), len(group))
                 if count:
@@ -210,13 +222,14 @@ class Keeper:
                     else:
                         self.desk.retire(item.retired)
                 del group[: count + 1]
+            rested_s = time.monotonic() + interval_s
 
 
-def take_all(waiting: queue.SimpleQueue[Any], hurry: threading.Event | None = None) -> list[Any]:
-    """All that waits, at least one; nothing after None. With `hurry`, more may gather until it is set."""
+def take_all(waiting: queue.SimpleQueue[Any], hurry: threading.Event | None = None, until_s: float = 0.0) -> list[Any]:
+    """All that waits, at least one; nothing after None. More may gather until this time, or until `hurry` is set."""
     group = [waiting.get()]
     if hurry is not None:
-        hurry.wait(PATIENCE_S)
+        hurry.wait(max(0.0, until_s - time.monotonic()))
         hurry.clear()
     while group[-1] is not None and len(group) < GROUP_MAX and not waiting.empty():
         group.append(waiting.get())

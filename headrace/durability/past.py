@@ -107,7 +107,7 @@ class Past:
         began, position = (0, 1) if loaded is None else (loaded.manifest.epoch, loaded.manifest.position)
         engine = Engine(app, self.config, seed=int(self.identity["seed"]))
         mine = fingerprint(app)
-        records = self._records(Records(engine.program, mine.digest), position, epoch)
+        records = self._records(Records(engine.program, mine.digest, self.store), position, epoch)
         epochs = [each.record for each in records if isinstance(each.record, Epoch) and each.record.number > began]
         if epoch is not None and max([began, *(each.number for each in epochs)]) < epoch:
             raise BadRequest(f"{self.store.url} has no epoch {epoch}: the last one is {self.last_epoch()}")

@@ -4,7 +4,7 @@
     replies:  an epoch again, with the outcome of every row
 
 Functions stand by their names, so that a log can be read when the app has grown. The rows of a source's batch are in
-the batch's own record; an epoch only says how many of them it took.
+the batch's own record, or in segments that it names; an epoch only says how many of them it took.
 
 Never here: files, who writes when.
 """
@@ -17,10 +17,14 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from headrace.core.epoch import FINAL, Batch, Epoch, Piece
+from headrace.core.epoch import FINAL, Batch, Epoch, Piece, piece_of
 from headrace.core.journal import Decree, Intent, Note, Record, Response, Retired
-from headrace.core.program import Args, Entry, Program
+from headrace.core.program import Entry, Program
 from headrace.core.restore import Logged
+from headrace.core.signature import Args
+from headrace.durability.calls import judged_by, read_again
+from headrace.durability.inbox import Closed
+from headrace.durability.store import Store
 from headrace.durability.tables import Columns, Streams, from_bytes, from_column, to_column
 from headrace.errors import AppChanged, LogBroken, UnknownFunction
 from headrace.wire.messages import Failure, RequestIds
@@ -31,6 +35,9 @@ class Rows(msgspec.Struct, frozen=True):
 
     functions: list[tuple[str, bool]]  # each that is called, and whether its arguments are encoded as one
     width: int | None  # how many arguments each has; None where they differ
+
+
+NO_ROWS = Rows([], 0)
 
 
 class EpochHeader(msgspec.Struct, frozen=True, tag="epoch"):
@@ -50,11 +57,23 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
     ids: RequestIds
     refused: dict[int, Failure]
     rows: Rows
+    closed: Closed | None = None  # where the rows are, if not here
+    limits: dict[str, int] = {}  # and what decided which of them are refused
 
 
 class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
     epoch: EpochHeader
     failures: dict[int, Failure]
+
+
+class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
+    """Of a record of the changelog: see changelog.py."""
+
+    epoch: int
+    closed_us: int
+    begin: int
+    since: dict[str, int]
+    operators: list[str]
 
 
 class Laid(NamedTuple):
@@ -64,17 +83,20 @@ class Laid(NamedTuple):
     tables: tuple[Columns, ...] = ()
 
 
-Header = EpochHeader | BatchHeader | RepliesHeader | Decree | Intent | Response | Retired
+Header = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Decree | Intent | Response | Retired
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
+_replies_decoder = msgspec.msgpack.Decoder(RepliesHeader)
 _rows_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
 
 
 class Records:
     """Encodes and decodes for one program."""
 
-    def __init__(self, program: Program, fingerprint: str = "") -> None:
+    def __init__(self, program: Program, fingerprint: str = "", store: Store | None = None) -> None:
+        """The store is where segments of batches are, which records only name."""
+        self.store = store
         self.program, self.fingerprint, self.limits = program, fingerprint, program.config.limits()
         self._streams = Streams()
         self._called: dict[int, tuple[EpochHeader, Columns]] = {}  # epoch -> what its replies repeat
@@ -88,14 +110,15 @@ class Records:
             return Laid(header, (columns,))
         if isinstance(record, Batch):
             assert record.source is not None
+            if record.closed is not None:
+                limits = judged_by(self.program.config)
+                return Laid(BatchHeader(record.source, "", record.refused, NO_ROWS, record.closed, limits))
             rows, columns = calls_to_columns(record.entries, record.keys, record.args)
             return Laid(BatchHeader(record.source, record.given_ids, record.refused, rows), (columns,))
         return Laid(record)
 
     def pack(self, laid: Laid) -> bytes:
-        """The header, then each table of columns, each after its length."""
-        parts = [_encoder.encode(laid.header), *map(self._streams.to_bytes, laid.tables)]
-        return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
+        return pack(self._streams, laid)
 
     def decode(self, number: int, data: bytes, batches: dict[int, Batch]) -> Logged:
         """`batches` are those decoded before, by the numbers of their records; a new one is added."""
@@ -104,6 +127,12 @@ class Records:
             epoch = self._read_epoch(header, columns, batches)
             epoch.position = number
             return Logged(number, epoch, header.limits, header.fingerprint)
+        if isinstance(header, BatchHeader) and header.closed is not None:
+            assert self.store is not None
+            batch = read_again(self.store, header.closed, self.program, header.limits, header.refused)
+            batches[number] = batch
+            batch.position = number
+            return Logged(number, batch)
         if isinstance(header, BatchHeader):
             entries, keys, args = self._read_calls(header.rows, columns, self._entry)
             batch = batches[number] = Batch(header.ids, entries, keys, args, header.refused, header.source)
@@ -117,6 +146,8 @@ class Records:
     def lay_out_replies(self, epoch: Epoch) -> Laid:
         """Of an epoch that is final."""
         header, columns = self._called.pop(epoch.number) if epoch.number in self._called else self._epoch(epoch)
+        if any(piece.source for piece in epoch.pieces):  # who reads the replies does not read the log
+            header = msgspec.structs.replace(header, pieces=epoch.pieces)
         return Laid(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
 
     def encode_replies(self, epoch: Epoch) -> bytes:
@@ -167,11 +198,13 @@ class Records:
         """Without `batches`, of replies, the rows of sources stay empty and functions may be gone: their results are
         enough. Rows of a batch that is not among them are not needed."""
         epoch = Epoch(header.number, header.first, header.opened_us)
-        epoch.closed_us, epoch.tids, epoch.pieces = header.closed_us, range(*header.tids), header.pieces
+        epoch.closed_us, epoch.tids, epoch.pieces = header.closed_us, range(*header.tids), list(header.pieces)
         find = self._entry if batches is not None else self._entry_or_none
         entries, keys, args = self._read_calls(header.rows, columns, find)
         at = 0
-        for piece in header.pieces:
+        for number, piece in enumerate(header.pieces):
+            known = None if batches is None else batches.get(piece.source)
+            epoch.stored.append(None if known is None else known.stored)
             if not piece.source:
                 epoch.has_ids |= not piece.is_own
                 epoch.entries += entries[at : at + piece.size]
@@ -184,6 +217,7 @@ class Records:
                 epoch.args += [()] * piece.size
             else:
                 batch, stop = batches[piece.source], piece.start + piece.size
+                epoch.pieces[number] = piece_of(batch, piece.start, stop)
                 epoch.entries += batch.entries[piece.start : stop]
                 epoch.keys += batch.keys[piece.start : stop]
                 epoch.args += batch.args[piece.start : stop]
@@ -257,17 +291,44 @@ def turned(rows: list[Args]) -> list[list[Any]] | None:
     return [[row[at] for row in rows] for at in range(width)]
 
 
+def pack(streams: Streams, laid: Laid) -> bytes:
+    """The header, then each table of columns, each after its length."""
+    parts = [_encoder.encode(laid.header), *map(streams.to_bytes, laid.tables)]
+    return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
+
+
 def unpack(data: bytes) -> tuple[Header, Columns]:
     """The header, and the columns of all tables: they may differ in length."""
     try:
-        parts, at = [], 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 4], "little")
-            parts.append(memoryview(data)[at + 4 : at + 4 + size])
-            at += 4 + size
+        parts = parts_of(data)
         columns: Columns = {}
         for part in parts[1:]:
             columns |= from_bytes(part)
         return _decoder.decode(parts[0]), columns
-    except (msgspec.DecodeError, pa.ArrowException, ValueError, IndexError) as error:
-        raise LogBroken(f"a record with a right checksum cannot be read: {error}. Is it of a newer version?") from None
+    except UNREADABLE as error:
+        raise unreadable(error) from None
+
+
+def unpack_results(data: bytes) -> tuple[RepliesHeader, Any]:
+    """Of a record of replies only the header and the results (a list, or Arrow's): the calls are not looked at."""
+    try:
+        parts = parts_of(data)
+        return _replies_decoder.decode(parts[0]), from_bytes(parts[-1])["result"]
+    except (*UNREADABLE, KeyError) as error:
+        raise unreadable(error) from None
+
+
+def parts_of(data: bytes) -> list[memoryview]:
+    parts, at, view = [], 0, memoryview(data)
+    while at < len(data):
+        size = int.from_bytes(view[at : at + 4], "little")
+        parts.append(view[at + 4 : at + 4 + size])
+        at += 4 + size
+    return parts
+
+
+UNREADABLE = (msgspec.DecodeError, pa.ArrowException, ValueError, IndexError)
+
+
+def unreadable(error: Exception) -> LogBroken:
+    return LogBroken(f"a record with a right checksum cannot be read: {error}. Is it of a newer version?")

@@ -1,8 +1,8 @@
 """Recovery: what a store holds, and how an engine begins with it.
 
-A store has `headrace.json` (whose it is), `log/`, `replies/`, `snapshots/`, `state/` and `apps/` (what its code was).
-Opening it takes it over: the log has a new term from then on, and whoever held it before can add nothing more. (Who
-only wants to look uses past.py.)
+A store has `headrace.json` (whose it is), `log/`, `replies/`, `changes/` (if an operator logs them), `snapshots/`,
+`state/` and `apps/` (what its code was). Opening it takes it over: the log has a new term from then on, and whoever
+held it before can add nothing more. (Who only wants to look uses past.py.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from headrace.core.engine import Engine
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.placement import shards_of
 from headrace.core.restore import Left, Logged, restore
-from headrace.durability.identity import check_identity, found, identity_of, print_of, with_checksum
+from headrace.durability.changelog import ChangeWriter
+from headrace.durability.identity import (
+    CURRENT,
+    callable_of,
+    check_identity,
+    found,
+    identity_of,
+    print_of,
+    with_checksum,
+)
+from headrace.durability.inbox import Segments
 from headrace.durability.log import Log
 from headrace.durability.migration import migrate
 from headrace.durability.records import Records
@@ -24,7 +34,7 @@ from headrace.durability.snapshots import Snapshots
 from headrace.durability.store import DirectoryStore, Store, open_store
 from headrace.errors import AppChanged, Fenced, LogBroken
 from headrace.model.app import App
-from headrace.model.fingerprint import Fingerprint, fingerprint
+from headrace.model.fingerprint import Fingerprint, fingerprint, remade
 
 
 class Opened:
@@ -52,6 +62,8 @@ class Opened:
         size = self.config.segment_bytes_max
         self.log = Log.take_over(self.store, "log", segment_bytes=size)
         self.replies = self._take_replies(size)
+        self.watched = [name for name, operator in self.app.operators.items() if operator.changes]
+        self.changes = ChangeWriter(self.store, self.log.term, size) if self.watched else None
 
     def _take_replies(self, segment_bytes: int) -> Log:
         try:
@@ -79,18 +91,27 @@ class Opened:
 
     def restore(self, engine: Engine) -> None:
         """To be called once, before the engine's first step."""
-        self.records = Records(engine.program, self.fingerprint)
+        self.records = Records(engine.program, self.fingerprint, self.store)
         try:
             restore(engine, self.left())
-        except BaseException:
-            self.close_store()
+            self.store.put(
+                CURRENT, with_checksum({"fingerprint": self.fingerprint, "functions": callable_of(self.app)})
+            )
+        except BaseException as error:
+            try:
+                if isinstance(error, LogBroken):
+                    self.log.check()  # what is missing may have been retired by a successor
+            finally:
+                self.close_store()
             raise
 
     def left(self) -> Left:
         loaded = self.snapshots.load()
+        self.log.check()  # a snapshot of a successor does not fit to the log as it was
         epoch, position = (loaded.manifest.epoch, loaded.manifest.position) if loaded is not None else (0, 1)
         meta = loaded.manifest.meta if loaded is not None else {}
         tables = loaded.tables if loaded is not None else {}
+        self.segments = Segments(self.store, position)
         records = self._records(position, epoch)
         last = max([epoch, *(logged.record.number for logged in records if isinstance(logged.record, Epoch))])
         if self.kept_epoch > last:
@@ -98,15 +119,28 @@ class Opened:
                 f"{self.store.url}: epoch {self.kept_epoch} was answered, and the log ends with epoch {last}: records "
                 "were lost. Restore the log from a backup; `headrace log show` shows what is left"
             )
+        anew: dict[str, int] = dict(meta.get("loaded", {}))  # operators that were loaded, and after which epoch
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
             written = print_of(self.store, loaded.manifest.fingerprint)
             tables = migrate(loaded.tables, written, self.print, self.app, meta["closed_us"])
+            anew |= dict.fromkeys(remade(written, self.print), epoch)
+        self._start_changes(epoch, last, meta.get("closed_us", 0), anew)
         self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
         replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
         kept = [each for each in replies if each.number <= epoch]
         recorded = {each.number: each for each in replies if each.number > epoch}
         return Left(epoch, tables, meta, kept, records, self.log.last, recorded, is_migrated)
+
+    def _start_changes(self, epoch: int, last: int, closed_us: int, anew: dict[str, int]) -> None:
+        if self.changes is None:
+            return
+        if self.changes.kept > last:
+            raise LogBroken(
+                f"{self.store.url}: the changes of epoch {self.changes.kept} are kept, and the log ends with epoch "
+                f"{last}: records were lost. Restore the log from a backup, or run `headrace log repair`"
+            )
+        self.changes.start(epoch, closed_us, self.watched, anew)
 
     def _records(self, position: int, epoch: int) -> list[Logged]:
         """The log's records from this one on. Epochs after the snapshot's were logged by today's code, or it may not
@@ -118,6 +152,8 @@ class Opened:
             is_later = isinstance(logged.record, Epoch) and logged.record.number > epoch
             if is_later and logged.fingerprint != self.fingerprint:
                 self._refuse_code(logged)
+            if isinstance(logged.record, Batch) and logged.record.closed is not None:
+                self.segments.note(logged.number, logged.record.closed.source)
             found.append(logged)
         return found
 
@@ -160,14 +196,19 @@ class Opened:
         for name in self.snapshots.retire(keep):
             self.store.delete(name)
         self.log.retire(keep.position)
+        self.segments.retire(keep.position, keep.meta["sources"])
         until_us = self.marks[-1][1] - self.config.reply_retention_us
         below = max([number for number, at_us in self.marks if at_us <= until_us], default=0)
         self.replies.retire(min(below, keep.meta["oldest"] - self.epoch0))
+        if self.changes is not None:
+            self.changes.retire(min(below + self.epoch0, epoch + 1))
 
     def close(self) -> None:
         """Nothing more is written."""
         self.log.close()
         self.replies.close()
+        if self.changes is not None:
+            self.changes.close()
         self.close_store()
 
     def close_store(self) -> None:

@@ -2,19 +2,24 @@
 
 What a snapshot covers is not looked at. The log is cut before the first record that is lost; answers to epochs that are
 gone with it are set aside too, for they are not true any more. Of lost replies those after the snapshot are made again
-by the next start; for earlier ones there is only the note that they are gone.
+by the next start; for earlier ones there is only the note that they are gone. A changelog is cut like the log; if it
+ends before the snapshot then, it begins anew.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
+from headrace.durability.changelog import FOLDER, Changelog
 from headrace.durability.log import Log, bounds
 from headrace.durability.mending import Report, cut, repair
 from headrace.durability.past import Past
 from headrace.durability.records import Records
+from headrace.durability.store import Store
+from headrace.errors import LogBroken
 from headrace.model.app import App
 
 
@@ -23,10 +28,15 @@ class Repaired(NamedTuple):
     replies: Report
     last_epoch: int  # up to here everything is there
     forgotten: int  # epochs up to that one whose replies are gone
+    changes: Report | None = None  # if there is a changelog
+
+    @property
+    def reports(self) -> list[Report]:
+        return [each for each in (self.log, self.replies, self.changes) if each is not None]
 
     @property
     def has_changed(self) -> bool:
-        return bool(self.log.lost or self.log.saved or self.replies.lost or self.replies.saved or self.forgotten)
+        return bool(self.forgotten) or any(each.lost or each.saved for each in self.reports)
 
 
 def repair_store(past: Past) -> Repaired:
@@ -42,7 +52,28 @@ def repair_store(past: Past) -> Repaired:
         saved = replies.saved
         replies = cut(store, "replies", last - past.epoch0 + 1)
         replies.saved = [*saved, *replies.saved]
-    return Repaired(log, replies, last, pad_replies(past, epoch))
+    changes = repair_changes(store, epoch, last)
+    return Repaired(log, replies, last, pad_replies(past, epoch), changes)
+
+
+def repair_changes(store: Store, epoch: int, last: int) -> Report | None:
+    """From the snapshot's epoch on, and not beyond the log's last one."""
+    changelog = Changelog(store)
+    if not changelog.is_there:
+        return None
+    newest = None
+    with suppress(LogBroken):
+        newest = changelog.newest()
+    if newest is None:
+        return repair(store, FOLDER)
+    _, end, record = newest
+    report = repair(store, FOLDER, max(1, min(end + 1, end - (record.epoch - epoch))))
+    newest = changelog.newest()
+    if newest is not None and newest[2].epoch > last:
+        saved = report.saved
+        report = cut(store, FOLDER, newest[1] - (newest[2].epoch - last) + 1)
+        report.saved = [*saved, *report.saved]
+    return report
 
 
 def pad_replies(past: Past, epoch: int) -> int:

@@ -103,6 +103,30 @@ class Snapshots:
         finally:
             self._unnamed.difference_update(written)
 
+    def begin(self, manifest: Manifest | None) -> None:
+        """What is saved next continues this one, as if it had been loaded: for who does not need its state."""
+        with self._lock:
+            self._has_looked, self._last = True, manifest
+
+    def place(self, term: int, epoch: int) -> Place:
+        """Where somebody else may write parts of layers, to be laid over what was published last."""
+        return self._next_place(term, epoch, False)
+
+    def lay_over(
+        self, place: Place, position: int, fingerprint: str, objects: list[tuple[Stored, ...]], meta: dict[str, Any]
+    ) -> Manifest:
+        """A manifest with these layers over the last one's. Their objects are at this place, and durable."""
+        written: list[str] = []
+        try:
+            kept = self._write_meta(place, meta, written)
+            sharding = self._sharding(fingerprint)
+            with self._lock:
+                last = self._last.layers if self._last is not None else ()
+                layers = (*last, *(Layer(place.epoch, sharding, each) for each in objects if each))
+                return self._publish(place.term, place.epoch, position, fingerprint, layers, kept)
+        finally:
+            self._unnamed.difference_update(written)
+
     def _next_place(self, term: int, epoch: int, is_full: bool) -> Place:
         """Where this attempt's objects go. Its manifest gets a number of its own."""
         with self._lock:

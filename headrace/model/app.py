@@ -65,17 +65,19 @@ class App:
         partition_by: Callable[[Any], Any] | None = None,
         ttl: float | datetime.timedelta | None = None,
         migrate: Callable[..., Any] | None = None,
+        changes: bool = False,
     ) -> Operator:
         """An entity type. `state` names the type of its state (needed for a dataclass or struct that no function's
         annotation names), `combine(state, delta)` allows `ctx.merge`, and `partition_by(key)` keeps entities with
         equal parts on one worker. With a `ttl` (seconds, or a timedelta) an entity is gone so long after it was last
-        written, by the log's time. `migrate` makes states of an older version of the app into those of this one."""
+        written, by the log's time. `migrate` makes states of an older version of the app into those of this one. With
+        `changes` a store keeps what each epoch changed, before and after, for `headrace.changes`."""
         if name in self.operators:
             raise ModelError(f"operator {name} is defined twice in app {self.name}")
         if name == RESERVED:
             raise ModelError(f"the operator {RESERVED!r} is Headrace's own: choose another name")
         operator = self.operators[name] = Operator(
-            name, state=state, combine=combine, partition_by=partition_by, ttl=ttl, migrate=migrate
+            name, state=state, combine=combine, partition_by=partition_by, ttl=ttl, migrate=migrate, changes=changes
         )
         return operator
 

@@ -108,6 +108,17 @@ def needs_migration(old: Fingerprint, new: Fingerprint) -> list[str]:
     return [name for name, operator in old.operators.items() if not takes_state(operator, name, old, new)]
 
 
+def remade(old: Fingerprint, new: Fingerprint) -> list[str]:
+    """The operators whose stored state is not what it was when the new code begins: they are migrated, or their states
+    begin or cease to have a time to live."""
+    turned = [
+        name
+        for name, operator in new.operators.items()
+        if name in old.operators and bool(old.operators[name].ttl) != bool(operator.ttl)
+    ]
+    return [*needs_migration(old, new), *turned]
+
+
 def takes_state(operator: OperatorPrint, name: str, old: Fingerprint, new: Fingerprint) -> bool:
     now = new.operators.get(name)
     if now is None or (now.migrate and now.migrate != operator.migrate):

@@ -67,17 +67,21 @@ class Operator:
         partition_by: Callable[[Any], Any] | None = None,
         ttl: float | datetime.timedelta | None = None,
         migrate: Callable[..., Any] | None = None,
+        changes: bool = False,
     ) -> None:
         if type(name) is not str or not NAME.match(name):
             raise ModelError(f"{name!r} cannot name an operator: letters, digits and _ can, not starting with a digit")
         for given, what in ((combine, "combine"), (partition_by, "partition_by"), (migrate, "migrate")):
             if given is not None and not callable(given):
                 raise ModelError(f"operator {name}: {what} is {given!r}; it must be a function")
+        if type(changes) is not bool:
+            raise ModelError(f"operator {name}: changes is {changes!r}; it is True or False")
         self.ttl_us = None if ttl is None else duration_us(ttl, f"operator {name}: ttl")
         if self.ttl_us == 0:
             raise ModelError(f"operator {name}: with a ttl of 0 nothing would ever be there")
         self.name, self.state, self.combine, self.partition_by = name, state, combine, partition_by
         self.migrate = migrate  # from the state of an older version of the app
+        self.changes = changes  # is what epochs change logged? No part of what decides results
         self.functions: dict[str, Function] = {}
         self.expire = None if ttl is None else Function(self, headrace_expire)
 

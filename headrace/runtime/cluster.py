@@ -1,9 +1,9 @@
 """The process runtime: a coordinator in this process, workers in their own, ZeroMQ between them.
 
 One thread drives the coordinator: it waits for frames, for what the workers' lines say, for clients and for its timer,
-all in one poll. It starts and stops processes as the coordinator wants it, and tells the coordinator who is lost:
-a process that ended, one that is silent for `silence_us_max`, and one that runs a single function for longer than
-`wall_limit_us`, which is killed and its transaction named.
+all in one poll. It has workers started and stopped as the coordinator wants it, by whoever hosts them (hosting.py), and
+tells the coordinator who is lost: a process that ended, one that is silent for `silence_us_max`, and one that runs a
+single function for longer than `wall_limit_us`, which is killed and its transaction named.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
+from headrace.core.between import Rescale, Rescaled, Start, Stop
 from headrace.core.channel import Received, Send, Tick
-from headrace.core.coordinator import Coordinator, Lost, Overran, Rescale, Rescaled, Start, Stop
+from headrace.core.coordinator import Coordinator, Lost, Overran
 from headrace.core.engine import Submit
 from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
 from headrace.model.app import App
@@ -30,8 +31,9 @@ from headrace.model.fingerprint import fingerprint
 from headrace.runtime import loading
 from headrace.runtime.clock import Clock
 from headrace.runtime.driver import Driver, open_store
+from headrace.runtime.hosting import LEAVE_S_MAX, Hosted, Hosts
 from headrace.runtime.line import Failed, Job, Peer, Peers, Ready
-from headrace.runtime.process import WorkerProcess
+from headrace.runtime.process import Processes
 from headrace.runtime.sockets import Counts, Keys, Network
 from headrace.runtime.worker import MARK
 from headrace.wire.messages import Frame
@@ -43,9 +45,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headrace.cluster")
 CHECK_S_MAX = 0.2  # how often the workers are looked at
 START_SILENCE_US_MAX = 10_000_000  # for a worker until its heart beats; while it loads its app, it does
-LEAVE_S_MAX = 2.0  # for a worker to end by itself
 DEATHS_TO_CARE = 2  # in a row, with no transaction done in between: from then on workers note what they run
 DEATHS_MAX = 10  # likewise: then it is not the fault of a transaction
+FORGIVEN_S = 600.0  # after so long without one, deaths are not in a row
 
 
 class Cluster(Driver):
@@ -62,6 +64,7 @@ class Cluster(Driver):
         mode: str = "auto",
         clock: Clock | None = None,
         store: str | Path | Store | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         if os.environ.get(MARK) == str(os.getpid()):
             raise ModelError(
@@ -85,11 +88,13 @@ class Cluster(Driver):
         )
         if opened is not None:
             opened.restore(core)
+        core.names_rows = isinstance(store, str | Path)  # else workers could not open it
         super().__init__(app, config, core, clock, opened)
-        self._workers: dict[int, WorkerProcess] = {}
-        self._leaving: list[tuple[float, WorkerProcess]] = []  # until when they may take their time
+        self._hosts = hosts or Processes()
+        self._workers: dict[int, Hosted] = {}
+        self._leaving: list[tuple[float, Hosted]] = []  # until when they may take their time
         self._started = threading.Event()  # or failed to
-        self._deaths, self._done_at_death = 0, 0
+        self._deaths, self._done_at_death, self._died_s = 0, 0, 0.0
         self._blamed: dict[int, int] = {}  # TID -> how many workers died in it
         self._checked_s = time.monotonic()
         self._check_s = min(CHECK_S_MAX, config.wall_limit_us / 4e6, config.silence_us_max / 4e6)
@@ -97,8 +102,9 @@ class Cluster(Driver):
         self._bell, self._ear = socket.socketpair()  # wakes the thread
         self._bell.setblocking(False)
         self._ear.setblocking(False)
-        self._network = Network(0, Keys.new())
+        self._network = Network(0, Keys.new(), host=self._hosts.host)
         self._network.watch(self._ear.fileno())
+        self._peer = Peer(self._network.keys.public, self._network.endpoint)
         self._begin()
         try:
             self._started.wait()
@@ -114,6 +120,7 @@ class Cluster(Driver):
     def rescale(self, workers: int) -> int:
         try:
             self.engine.check(workers)
+            self._hosts.check(workers)
         except ConfigError as error:
             raise BadRequest(str(error)) from None
         moved: int = self._ask(lambda token: Rescale(token, workers))
@@ -204,6 +211,7 @@ class Cluster(Driver):
         until_s = time.monotonic() + LEAVE_S_MAX
         for worker in leaving:
             worker.end(max(0.0, until_s - time.monotonic()))
+        self._hosts.close()
         self._network.close()
         self._bell.close()
         self._ear.close()
@@ -228,7 +236,6 @@ class Cluster(Driver):
         before = self._dismiss(number)
         if before is not None:
             before.end()
-        keys = Keys.new()
         job = Job(
             number=number,
             target=self.target,
@@ -236,15 +243,12 @@ class Cluster(Driver):
             fingerprint=self._fingerprint,
             config=dataclasses.asdict(self.config),
             path=sys.path,
-            public_key=keys.public,
-            secret_key=keys.secret,
-            coordinator=Peer(self._network.keys.public, self._network.endpoint),
-            parent_pid=os.getpid(),
+            coordinator=self._peer,
+            store=self.store_url if self.engine.names_rows else None,
+            is_careful=self._deaths >= DEATHS_TO_CARE,
         )
-        worker = self._workers[number] = WorkerProcess(job, self._deaths >= DEATHS_TO_CARE)
+        worker = self._workers[number] = self._hosts.start(job)
         self._network.watch(worker.fd)
-        self._network.meet(number, keys.public, None)
-        self._announce(number, Peer(keys.public))
 
     def _stop(self, number: int) -> None:
         worker = self._dismiss(number)
@@ -252,7 +256,7 @@ class Cluster(Driver):
             worker.ask_to_leave()
             self._leaving.append((time.monotonic() + LEAVE_S_MAX, worker))
 
-    def _dismiss(self, number: int) -> WorkerProcess | None:
+    def _dismiss(self, number: int) -> Hosted | None:
         """Nobody talks to this worker any more; its process is still to be ended."""
         worker = self._workers.pop(number, None)
         if worker is not None:
@@ -262,19 +266,22 @@ class Cluster(Driver):
             self._announce(number, None)
         return worker
 
-    def _listen(self, worker: WorkerProcess) -> None:
+    def _listen(self, worker: Hosted) -> None:
         for message in worker.listen():
             if isinstance(message, Failed):
-                raise ModelError(f"worker {worker.number} could not start: {message.error}")
+                kind = Stopped if self._started.is_set() else ModelError
+                raise kind(f"worker {worker.number} could not start: {message.error}")
             if isinstance(message, Ready):
                 self._introduce(worker)
 
-    def _introduce(self, worker: WorkerProcess) -> None:
-        """It listens. The others knew its key already and it learns theirs first: nobody is taken for a stranger."""
-        others = [other for other in self._workers.values() if other is not worker]
-        worker.line.send(Peers({other.number: Peer(other.key, other.endpoint) for other in others}))
-        self._announce(worker.number, Peer(worker.key, worker.endpoint))
+    def _introduce(self, worker: Hosted) -> None:
+        """It listens. The others learn its key, then it learns theirs, and only then they hear where it is: nobody is
+        taken for a stranger."""
+        others = [other for other in self._workers.values() if other is not worker and other.is_ready]
         self._network.meet(worker.number, worker.key, worker.endpoint)
+        self._announce(worker.number, Peer(worker.key))
+        worker.line.send(Peers({0: self._peer, **{other.number: Peer(other.key, other.endpoint) for other in others}}))
+        self._announce(worker.number, Peer(worker.key, worker.endpoint))
         if all(each.is_ready for each in self._workers.values()):
             self._started.set()
 
@@ -301,18 +308,22 @@ class Cluster(Driver):
             self._relax()
         self._leaving = [(until_s, worker) for until_s, worker in self._leaving if not worker.has_ended()]
 
-    def _lose(self, worker: WorkerProcess, why: str, event: Lost | Overran | None = None) -> None:
+    def _lose(self, worker: Hosted, why: str, event: Lost | Overran | None = None) -> None:
         self._dismiss(worker.number)
         code = worker.end()
         LOG.warning("worker %s (process %s, exit code %s) is lost: %s", worker.number, worker.pid, code, why)
-        done = self._done()
-        self._deaths = 0 if event is not None or done > self._done_at_death else self._deaths + 1
-        self._done_at_death = done
+        done, now_s = self._done(), time.monotonic()
+        is_new = event is not None or done > self._done_at_death or now_s - self._died_s > FORGIVEN_S
+        self._deaths = 0 if is_new else self._deaths + 1
+        self._done_at_death, self._died_s = done, now_s
         if self._deaths >= DEATHS_MAX:
             raise Stopped(f"workers died {DEATHS_MAX} times and nothing got done; the last: {why}, exit code {code}")
+        for other in list(self._workers.values()):
+            if worker.fell_with(other):  # a fresh one in its place, before the term begins that the loss makes anyway
+                self._start(other.number)
         self._step(event or self._explain(worker))
 
-    def _explain(self, worker: WorkerProcess) -> Lost | Overran:
+    def _explain(self, worker: Hosted) -> Lost | Overran:
         """Whoever dies twice in the same transaction dies of it: a crash, all memory, C code that never ends. Once may
         be chance."""
         tid = worker.last_words()

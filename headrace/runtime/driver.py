@@ -5,7 +5,8 @@ transaction half done. Clients hand their batches over through a queue; all that
 epochs grow with the load.
 
 With a store there is a `Keeper` (durability/keeper.py): effects that want something kept go there, and its news come
-back through the same queue.
+back through the same queue. And there is an `Intake` (intake.py), a client like others: it takes what sources have put
+into the store.
 
 `Runtime` (inprocess.py) drives an engine in this process, `Cluster` (cluster.py) a coordinator and its workers.
 """
@@ -16,6 +17,7 @@ import contextlib
 import queue
 import secrets
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -29,8 +31,8 @@ from headrace.core.engine import Answer, Found, Read, Refuse
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
 from headrace.core.journal import Append, Broken, Check, Keep, Save, SnapshotTaken, TakeSnapshot
-from headrace.core.program import Args
-from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, TooLarge, UnknownFunction
+from headrace.core.signature import Args
+from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, StreamError, TooLarge, UnknownFunction
 from headrace.model.app import App
 from headrace.model.operator import Function, Operator
 from headrace.runtime.client import Client, Replies
@@ -43,10 +45,12 @@ if TYPE_CHECKING:
     from headrace.durability.keeper import Keeper
     from headrace.durability.recovery import Opened
     from headrace.durability.store import Store
+    from headrace.runtime.intake import Intake
 
 Handed = tuple[Future[Any] | None, Any]  # without a future it is news of the keeper
 GATHER_MAX = 1_000  # batches taken into one step
 PATIENCE_S_MAX = 3_600.0
+DRAIN_S = 0.005  # between two looks
 
 
 class Driver(ABC):
@@ -65,6 +69,8 @@ class Driver(ABC):
         self._broken: BaseException | None = None
         self._closed = False
         self._keeper: Keeper | None = None
+        self._intake: Intake | None = None
+        self.store_url = None if opened is None else opened.store.url
         if opened is not None:
             from headrace.durability.keeper import Keeper
 
@@ -76,6 +82,11 @@ class Driver(ABC):
 
     def _begin(self) -> None:
         self._thread.start()
+        if self._keeper is not None:
+            from headrace.runtime.intake import Intake, Taker
+
+            store, last_of = self._keeper.desk.opened.store, self.engine.sources.last_of
+            self._intake = Intake(Taker(store, self.admission, self.submit, last_of, self._check_log))
 
     # --- for clients ---
 
@@ -119,6 +130,20 @@ class Driver(ABC):
             raise BadRequest("this app has no store, so it has no snapshots: start it with --store")
         return {"epoch": self._ask(TakeSnapshot)}
 
+    def drain(self, timeout_s: float = PATIENCE_S_MAX) -> None:
+        """Until all that sources have handed over, through the store's inbox, has run."""
+        if self._keeper is None:
+            return
+        from headrace.durability.inbox import check_held, waiting
+
+        store, until_s = self._keeper.desk.opened.store, time.monotonic() + timeout_s
+        while sources := waiting(store):
+            self._check_alive()
+            check_held(store, sources[0])
+            if time.monotonic() > until_s:
+                raise StreamError(f"batches of sources are still waiting after {timeout_s:g} s")
+            time.sleep(DRAIN_S)
+
     def wait(self) -> None:
         """Until the runtime is closed; if it stopped itself, what broke it is raised."""
         self._thread.join()
@@ -144,6 +169,8 @@ class Driver(ABC):
                 self._wake()
             self._room.notify_all()
         self._thread.join()
+        if self._intake is not None:
+            self._intake.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +229,7 @@ class Driver(ABC):
             "records_durable": journal.durable,
             "snapshot_epoch": journal.saved_epoch,
             "transactions_to_replay": journal.transactions,
+            **({} if self._intake is None else self._intake.metrics()),
         }
 
     def _name_of(self, operator: Operator | str) -> str:
@@ -218,6 +246,10 @@ class Driver(ABC):
             self._check_alive()
             future = self._hand_over(question)
         return future.result()
+
+    def _check_log(self) -> None:
+        """`Stopped` if another engine has taken it over."""
+        self._ask(lambda token: Read(token, ""))  # of no operator: it leaves when the log is known to be ours
 
     def _gather(self, item: Handed | None) -> tuple[list[Handed], Handed | None, bool]:
         """From this item on, the batches that wait; the question behind them, if one comes; is the runtime open?"""

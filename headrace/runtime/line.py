@@ -1,9 +1,9 @@
 """The line between the parent and one worker process: what both need to know of each other, but no transaction.
 
 It is a pair of connected sockets, one of which the worker gets as its standard input; each message is a line of JSON.
-The parent hands over the job (with the keys, so that they stand on no command line and no disk) and the address book;
-the worker says where it listens, and several times a second that it lives and what it is busy with. If either end dies,
-the other one sees the line go dead.
+The parent hands over the job and the address book; the worker says where it listens and which public key it made for
+itself, and several times a second that it lives and what it is busy with. If either end dies, the other one sees the
+line go dead. A line that is relayed, over a network, also carries what the end of a process cannot tell there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace.errors import BadMessage
-from headrace.runtime.sockets import Counts
+from headrace.runtime.sockets import LOOPBACK, Counts
 
 SEND_S_MAX = 2.0  # for a few bytes: who does not take them in this time is stuck
 CHUNK_BYTES = 1 << 16
@@ -50,11 +50,12 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     fingerprint: str  # of its code, likewise
     config: dict[str, int]
     path: list[str]  # where Python looks for modules
-    public_key: str
-    secret_key: str
     coordinator: Peer
-    parent_pid: int
-    diary_fd: int | None = None  # with one, the worker notes in it what it is about to run: slow
+    store: str | None = None  # where rows are that an epoch only names
+    host: str = LOOPBACK  # where it listens, and under which name others find it there
+    parent_pid: int = 0
+    is_careful: bool = False  # it keeps a diary of what it is about to run: slow
+    diary_fd: int | None = None
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
@@ -68,9 +69,11 @@ class Relax(msgspec.Struct, frozen=True, tag="relax"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker has loaded its app and listens."""
+    """The worker has loaded its app and listens; this is the key it made."""
 
     endpoint: str
+    key: str
+    pid: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -87,7 +90,20 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     counts: Counts
 
 
-LineMessage = Job | Peers | Relax | Ready | Failed | Beat
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """For whoever relays the line: end the process, after this long."""
+
+    patience_us: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The process has ended: its exit code, and the TID that stood in its diary."""
+
+    code: int | None
+    last_words: int
+
+
+LineMessage = Job | Peers | Relax | Ready | Failed | Beat | End | Ended
 Expected = TypeVar("Expected", bound=LineMessage)
 
 
@@ -154,6 +170,9 @@ class Line:
         if not isinstance(message, kind):
             raise BadMessage(f"a {type(message).__name__} came where a {kind.__name__} was due")
         return message
+
+    def can_receive(self, patience_s: float = 0.0) -> bool:
+        return self._wait(select.POLLIN, patience_s)
 
     def _wait(self, event: int, patience_s: float | None = None) -> bool:
         poll = select.poll()

@@ -1,7 +1,8 @@
-"""The network of one node: frames to and from the others over ZeroMQ, on loopback, encrypted, from known keys only.
+"""The network of one node: frames to and from the others over ZeroMQ, encrypted, from known keys only.
 
 A node binds one socket on which all others send to it, and connects one socket to each of them. Rules:
-1. CURVE on every connection. Whoever has no key of the address book gets no connection.
+1. CURVE on every connection. Whoever has no key of the address book gets no connection; it may try again, since news of
+   it may be on their way. The secret key never leaves the process that made it.
 2. A frame speaks for the node whose key brought it. What is cut short, of an unknown type, too large or speaks for
    somebody else is refused: counted and dropped. It never stops a node.
 3. Nothing here blocks but `wait`. What a peer does not take yet is kept, up to a limit, then dropped: the channels send
@@ -12,9 +13,10 @@ Never here: what the frames mean, who lives, processes.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -23,13 +25,14 @@ from headrace.errors import BadMessage, TooLarge
 from headrace.wire import codec
 from headrace.wire.messages import Frame
 
-LOOPBACK = "tcp://127.0.0.1"
+LOOPBACK = "127.0.0.1"
+EVERYWHERE = "0.0.0.0"  # keys decide who comes in
 FRAME_BYTES_MAX = 1 << 30
 QUEUE_FRAMES_MAX = 256  # of each connection, on either side
 KEPT_FRAMES_MAX = 4_096  # for one peer that takes no more, or is not there yet
 RECEIVE_FRAMES_MAX = 256  # at once
 RECONNECT_MS = 20
-ACCEPTED, REJECTED = b"200", b"400"
+ACCEPTED, REJECTED = b"200", b"300"  # at 300 the peer's ZeroMQ tries again; at 400 it would never come back
 
 
 class Keys(NamedTuple):
@@ -57,10 +60,21 @@ class Counts(NamedTuple):
         return Counts(*map(add, self, other))
 
 
+def bind(listening: zmq.Socket[Any], host: str) -> str:
+    """Listen on a free port, on the interface that others know by this name. Where it is none of this machine's own, as
+    behind a gateway, on all of them. Returns the address for the others."""
+    try:
+        listening.bind(f"tcp://{socket.gethostbyname(host)}:*")
+    except (OSError, zmq.ZMQError):
+        listening.bind(f"tcp://{EVERYWHERE}:*")
+    port = listening.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+    return f"tcp://{host}:{port}"
+
+
 class Network:
     """`refresh` is called before a stranger is turned away: the address book may have news that were not read yet."""
 
-    def __init__(self, me: int, keys: Keys, refresh: Callable[[], None] | None = None) -> None:
+    def __init__(self, me: int, keys: Keys, refresh: Callable[[], None] | None = None, host: str = LOOPBACK) -> None:
         self.me, self.keys, self._refresh = me, keys, refresh
         self.sent = self.sent_bytes = self.refused = self.strangers = self.dropped = 0
         self._nodes: dict[str, int] = {}  # public key -> node
@@ -78,17 +92,18 @@ class Network:
         self._pull.setsockopt(zmq.CURVE_SERVER, 1)
         self._pull.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
         self._pull.setsockopt(zmq.ZAP_DOMAIN, b"headrace")
-        self._pull.bind(f"{LOOPBACK}:*")
-        self.endpoint: str = self._pull.getsockopt_string(zmq.LAST_ENDPOINT)
-        for socket in (self._gate, self._pull):
-            self._poller.register(socket, zmq.POLLIN)
+        self.endpoint = bind(self._pull, host)
+        for each in (self._gate, self._pull):
+            self._poller.register(each, zmq.POLLIN)
 
     # --- the address book ---
 
     def meet(self, node: int, key: str, endpoint: str | None) -> None:
-        """A node has this key, and is reached there; with None it will be told later, and what is sent is kept."""
+        """A node has this key, and is reached there; with None it will be told later. What is sent to a node before it
+        is met is kept for it; if it was met with another key, that was for another one."""
         if self._nodes.get(key) != node:
-            self.forget(node)
+            if node in self._nodes.values():
+                self.forget(node)
             self._nodes[key] = node
         if endpoint is None or node in self._pushes:
             return

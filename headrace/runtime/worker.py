@@ -17,7 +17,9 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from headrace.config import Config
 from headrace.core.channel import Received, Send, SetTimer, Tick
@@ -29,6 +31,10 @@ from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.line import Beat, Failed, Job, Line, Peers, Ready, Relax
 from headrace.runtime.loading import load
 from headrace.runtime.sockets import Counts, Keys, Network
+from headrace.wire.messages import Frame, Run
+
+if TYPE_CHECKING:
+    from headrace.durability.calls import Shelf
 
 MARK = "HEADRACE_WORKER"  # in the environment: the process that is a worker, so that it starts no cluster of its own
 PR_SET_PDEATHSIG = 1
@@ -56,7 +62,7 @@ def main() -> None:
         leave(1)
     heart.node = node
     garbage.settle()
-    line.send(Ready(node.network.endpoint))
+    line.send(Ready(node.network.endpoint, node.network.keys.public, os.getpid()))
     try:
         while not line.is_dead:
             node.serve_once()
@@ -115,8 +121,10 @@ class Node:
             )
         self._line, self._clock = line, clock or system_clock()
         self.worker = Worker(app, config, job.number)
-        self.network = Network(job.number, Keys(job.public_key, job.secret_key), self.read_line)
-        self.network.meet(COORDINATOR, job.coordinator.key, job.coordinator.endpoint)
+        self._store = job.store
+        self._shelf: Shelf | None = None
+        self.network = Network(job.number, Keys.new(), self.read_line, job.host)
+        self.network.meet(COORDINATOR, job.coordinator.key, None)  # it says where it is once it knows this one's key
         self.network.watch(line.fileno())
         self._timer_us: int | None = None
         if job.diary_fd is not None:
@@ -127,9 +135,23 @@ class Node:
         frames = self.network.receive()
         self.read_line()  # after the frames were taken: what the parent said before it sent them counts already
         for frame in frames:
+            if isinstance(frame.body, Run) and frame.body.stored:
+                frame = self._filled(frame)
             self._step(Received(frame))
         if self._timer_us is not None and self._timer_us <= self._clock():
             self._step(Tick())
+
+    def _filled(self, frame: Frame) -> Frame:
+        """An epoch whose rows are in the store: they are read here, and nobody has to send them."""
+        if frame.term < self.worker.channels.term:
+            return frame  # not heard anyway, and what it names may be gone
+        if self._shelf is None:
+            from headrace.durability.calls import Shelf
+            from headrace.durability.store import open_store
+
+            assert self._store is not None
+            self._shelf = Shelf(open_store(self._store), self.worker.like)
+        return msgspec.structs.replace(frame, body=self._shelf.fill(frame.body))
 
     def read_line(self) -> None:
         for message in self._line.receive():

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.journal import Decree, Intent, Response
 from headrace.core.program import Program
-from headrace.durability.log import read_log
+from headrace.durability.changelog import FOLDER, EpochChanges
+from headrace.durability.log import bounds, read_log
 from headrace.durability.records import EpochHeader, Records, unpack
 from headrace.durability.recovery import Opened
 from headrace.errors import Poisoned, StoreError
@@ -57,6 +58,8 @@ class Archive:
         self.decrees: set[int] = set()
         self.last_tid = 0
         self.snapshots: dict[int, dict[str, dict[Any, Any]]] = {}  # epoch -> tables, as they were loaded again
+        self.changes: dict[int, EpochChanges] = {}  # by epoch
+        self.changes_seen = 0  # the number of the changelog's last record
 
     # --- while it goes on ---
 
@@ -146,6 +149,24 @@ class Archive:
             loaded = house.opened.snapshots.load()
         if loaded is not None and loaded.manifest.epoch == epoch:
             self.snapshots[epoch] = loaded.tables
+
+    def changed(self, house: House) -> None:
+        """Changes are kept: read again, by somebody who only looks."""
+        try:
+            with self.world.disk.at_peace():
+                store = SimStore(self.world.disk, "onlooker")
+                first, last = bounds(store, FOLDER)
+                number = max(first, self.changes_seen + 1)
+                found = [EpochChanges(each.data) for each in read_log(store, FOLDER, number)] if number <= last else []
+        except StoreError as error:
+            self.world.violate(f"{house.node.name} has kept changes, and they cannot be read: {error!r}")
+            return
+        self.changes_seen = last
+        for each in found:
+            if each.epoch in self.changes and each.since.keys() == self.changes[each.epoch].since.keys():
+                self.world.violate(f"{house.node.name} has written changes of epoch {each.epoch} for the second time")
+            self.changes[each.epoch] = each
+            self.world.probe("changes kept" if each.epoch >= each.begin else "changelogs begun")
 
     # --- when it is over ---
 

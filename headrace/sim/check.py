@@ -182,7 +182,7 @@ def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
     belongs."""
     wrong = [
         f"the coordinator has left over {name}: {left!r}"
-        for name in ("flights", "backlog", "gathering", "waiting")
+        for name in ("flights", "backlog", "gathering", "telling", "waiting")
         if (left := getattr(coordinator, name))
     ]
     if len(coordinator.sequencing.open):

@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core import coordinator, deferred, engine, ingress, journal, restore, sequencing
-from headrace.durability import chain, frames, keeper, layers, log, manifests, records, recovery, snapshots, takeover
+from headrace.core import coordinator, deferred, engine, ingress, journal, ordered, program, restore, sequencing
+from headrace.durability import (
+    chain,
+    changelog,
+    frames,
+    keeper,
+    layers,
+    log,
+    manifests,
+    records,
+    recovery,
+    snapshots,
+    takeover,
+)
 from headrace.sim.mutants import Mutant
 from headrace.sim.writers import simulate_writers
 
@@ -298,15 +310,60 @@ def publishes_first(right: Any) -> Any:
     return write_layer
 
 
+# --- the changelog ----------------------------------------------------------------------------------------------------
+
+
+def logs_what_aborted(right: Any) -> Any:
+    def changes_of(self: Any, part: Any) -> Any:
+        aborted, self.aborted = self.aborted, set()
+        try:
+            return right(self, part)
+        finally:
+            self.aborted = aborted
+
+    return changes_of
+
+
+def hears_one_less(right: Any) -> Any:
+    """The changes of an epoch are kept before the last worker has told its own."""
+
+    def expect(self: Any, epoch: int, workers: Any) -> None:
+        right(self, epoch, list(workers)[:1])
+
+    return expect
+
+
+def looks_too_late(right: Any) -> Any:
+    """What was before is read when it is not there any more."""
+
+    def take(self: Any) -> Any:
+        found = right(self)
+        return {
+            name: changed._replace(befores=[self.state(name, key) for key in changed.keys])
+            for name, changed in found.items()
+        }
+
+    return take
+
+
+def leaps_over_gaps(right: Any) -> Any:
+    def start(self: Any, epoch: int, closed_us: int, operators: Any, anew: Any) -> None:
+        if self._newest is not None and self.kept < epoch:
+            self.kept = epoch
+        right(self, epoch, closed_us, operators, anew)
+
+    return start
+
+
 DURABLE_MUTANTS = (
     Mutant("a reply leaves before its record is durable", journal.Journal, "covers", answers_at_once, 1),
     Mutant("a reply does not wait for decrees and responses", journal.Journal, "covers", forgets_decrees, 10),
-    Mutant("decrees are not logged", journal.Journal, "note", notes_nothing, 13),
-    Mutant("replies are kept before their records are durable", journal.Journal, "_keep", keeps_at_once, 22),
+    Mutant("decrees are not logged", journal.Journal, "note", notes_nothing, 33),
+    Mutant("replies are kept before their records are durable", journal.Journal, "_keep", keeps_at_once, 1),
     Mutant("a snapshot is saved of what is not durable", journal.Journal, "_save", saves_at_once, 74),
-    Mutant("a snapshot that failed is forgotten", journal.Journal, "failed", drops_failed_snapshots, 40),
+    Mutant("a snapshot that failed is forgotten", journal.Journal, "failed", drops_failed_snapshots, 142),
     Mutant("state leaves without a look at the fence", journal.Journal, "has_checked", reads_unchecked, 119),
-    Mutant("a snapshot is an alias of the state", engine.Engine, "_take_snapshot", aliases_the_snapshot, 67),
+    Mutant("a snapshot is an alias of the state", engine.Engine, "_take_snapshot", aliases_the_snapshot, 10),
     Mutant("a recovery begins one record late", journal.Journal, "take", reads_on_too_late, 9),
     Mutant("request ids are not in the snapshot", recovery.Opened, "_replies", knows_no_replies),
     Mutant("source batches are not in the snapshot", ingress.SourceBatches, "describe", describes_nothing, 1),
@@ -317,10 +374,14 @@ DURABLE_MUTANTS = (
     Mutant("a replay uses today's limits", records.Records, "decode", uses_todays_limits, 8),
     Mutant("what was answered is not run again", restore, "replay", believes_in_replies, 2),
     Mutant(
-        "workers of an earlier coordinator are heard", coordinator.Coordinator, "__init__", begins_at_term_nought, 18
+        "workers of an earlier coordinator are heard", coordinator.Coordinator, "__init__", begins_at_term_nought, 17
     ),
+    Mutant("the changelog holds what was undone", ordered.OrderedExecutor, "changes_of", logs_what_aborted, 16),
+    Mutant("changes are kept before all were told", coordinator.Coordinator, "_expect_changes", hears_one_less, 3),
+    Mutant("changes begin with what they ended with", program.Program, "take_changes", looks_too_late, 2),
+    Mutant("a changelog hides that it was off", changelog.ChangeWriter, "start", leaps_over_gaps, 26),
     Mutant("the log has no fence", log.Log, "_look", never_looks, 4),
-    Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends, 19),
+    Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends),
     Mutant("the log is not synced", log.Log, "_grow", never_syncs),
     Mutant("who takes over trusts the page cache", takeover, "find_end", trusts_the_cache, 12),
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums, 12),
@@ -328,7 +389,7 @@ DURABLE_MUTANTS = (
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),
     Mutant("what is old is deleted before the log says so", keeper.Desk, "save", deletes_at_once, 126),
     Mutant("objects of snapshots do not carry the term", manifests.Place, "_stem", writes_without_a_term),
-    Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 9),
+    Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 27),
     Mutant(
         "who takes over reads, and then announces itself",
         takeover,

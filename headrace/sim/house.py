@@ -97,6 +97,8 @@ class House:
         store = self.store = SimStore(world.disk, f"coordinator {self.number}", self._before_operation)
         if identity_of(store) is None:
             found(store, app, self.config, cluster="sim", seed=world.parameters.seed)
+        for operator in app.operators.values():  # it may be turned on and off with every start
+            operator.changes = world.changes.random() < world.parameters.changes
         opened = self.opened = Opened(store, app, self.config, Fingerprint(app.name, {}, {}, {}))
         core = self._new_core(True, opened.seed, opened.log.term)
         world.workload.hooks.watch(None)
@@ -206,6 +208,8 @@ class House:
         first = group[0]
         if isinstance(first, Epoch):
             self.desk.keep(group)
+            if self.opened.changes is not None:
+                self.world.archive.changed(self)
         elif isinstance(first, Snapshot):
             news = self.desk.save(first)
             if isinstance(news[0], Saved):

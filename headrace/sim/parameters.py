@@ -72,6 +72,7 @@ class Parameters:
     config: Config = dataclasses.field(default_factory=Config)
     faults: Faults = dataclasses.field(default_factory=Faults)
     tiny: tuple[str, ...] = ()  # the limits that are tiny in this run
+    changes: float = 0.0  # probability that an operator logs its changes, drawn for each coordinator
     only: tuple[int, ...] | None = None  # of the transactions, as they are drawn, only these
 
     def rng(self, concern: str) -> random.Random:
@@ -101,6 +102,7 @@ class Parameters:
             "chaos_us": self.chaos_us,
             "delay_us": self.delay_us,
             "store": self.store,
+            "changes": self.changes,
             "only": self.only,
             "config": {name: value for name, value in config.items() if value != getattr(usual, name)},
             "faults": faults,
@@ -159,6 +161,12 @@ def draw_snapshots(seed: int) -> dict[str, int]:
         "snapshots_kept": rng.choice((1, 2, 3)),
         "segment_bytes_max": rng.choice((1, 2_000, 20_000, 64 << 20)),
     }
+
+
+def draw_changes(seed: int, store: str) -> float:
+    """How many operators log their changes; where there is nothing to log them to, none can."""
+    drawn = random.Random(f"headrace {seed} changelog").choice((0.0, 0.6, 1.0, 1.0))
+    return drawn if store != "none" else 0.0
 
 
 def draw(seed: int) -> Parameters:
@@ -220,4 +228,5 @@ def draw(seed: int) -> Parameters:
         config=Config(**limits),
         faults=faults,
         tiny=tiny,
+        changes=draw_changes(seed, store),
     )

@@ -45,6 +45,7 @@ class Recovery:
     pause_us: int = 60_000
     crash_first: int | None = None  # an operation before which it is killed anyway
     ways: tuple[str, ...] = ("effect", "kill", "middle", "power", "pause")
+    changes: float = 0.0  # how many operators log their changes, drawn at each start
 
     def parameters(self) -> Parameters:
         limits = {"resend_us": 20_000, "wall_limit_us": 30_000, "silence_us_max": 50_000, **self.limits}
@@ -58,6 +59,7 @@ class Recovery:
             delay_us=100,
             store=self.store,
             faults=self.faults,
+            changes=self.changes,
         )
 
     def run(self, way: str = "", point: int = 0) -> tuple[Report, dict[str, int]]:
@@ -190,6 +192,8 @@ RECOVERIES = (
     Recovery("timers and messages, over objects", reminders, workload="outside", store="objects", limits=SMALL),
     Recovery("external calls", purchases, workload="outside", workers=0, limits=OFTEN, chaos_us=150_000),
     Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN, chaos_us=150_000, ways=FEW),
+    Recovery("changes are logged", aborts, limits=OFTEN | SMALL, changes=1.0, ways=FEW),
+    Recovery("changes are logged, now and then", transfers, workers=0, limits=OFTEN, changes=0.6),
     Recovery("three coordinators at once", aborts, workers=0, limits=OFTEN | SMALL, ways=("race",)),
     Recovery(
         "three coordinators at once, over objects", aborts, workers=0, store="objects", limits=OFTEN, ways=("race",)

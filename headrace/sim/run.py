@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.sim.changes import check_changelog, check_changes
 from headrace.sim.check import Reference, check_history, check_rest
 from headrace.sim.clients import Client
 from headrace.sim.history import Look
@@ -26,6 +27,8 @@ PROBES = (  # what some runs must have seen, or the others prove little
     "alone",
     "asked a coordinator that was superseded",
     "asked again after the answer",
+    "changelogs begun",
+    "changes kept",
     "copies of the state",
     "external calls",
     "failure aborted",
@@ -209,6 +212,8 @@ class Run:
         world.violations += log.wrong
         world.violations += check_history(world.history, log, self.workload, oracle, world.archive.snapshots)
         if world.is_durable and not world.violations:
+            world.violations += check_changes(world.archive.changes, log, program.values)
+            world.violations += check_changelog(world.disk, world.archive.changes, world.houses[-1].opened, log)
             self.workload.hooks.watch(None)
             last = log.moments[-1]
             world.violations += check_replay(app, config, self.parameters.seed, world.archive.records, last)

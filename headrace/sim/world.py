@@ -53,6 +53,7 @@ class World:
         self.clocks = parameters.rng("clock")
         self.disk_times = parameters.rng("disk times")
         self.settings = parameters.rng("settings")
+        self.changes = parameters.rng("changes")
         self.abroad = parameters.rng("outside")
         self.now_us = 1_000_000
         self.heap: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -451,6 +452,7 @@ class World:
         return b"%d" % effect.ticket
 
     def _keep(self, node: Node, effect: Any) -> bytes:
+        node.house.desk.lay_out(effect.epoch, effect.changes)
         node.house.keep(effect.epoch)
         return b"%d" % effect.epoch.number
 

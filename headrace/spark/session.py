@@ -9,39 +9,67 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from headrace.spark.java import find_java
+from headrace.spark.sources import register
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
+WORKER_PYTHON = Path(__file__).with_name("worker-python")
 
 LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{LOGGING}",
+    # The JVM starts a `chmod` for each file of a checkpoint: without a helper process between them.
+    "spark.driver.extraJavaOptions": (
+        f"-Dlog4j2.configurationFile=file:{LOGGING} -Djdk.lang.Process.launchMechanism=VFORK"
+    ),
     "spark.driver.host": "127.0.0.1",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    # The usual one starts twice as many of them.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 
 
+CLUSTER_DEFAULTS = {  # executors elsewhere have to reach the driver
+    key: value for key, value in LOCAL_DEFAULTS.items() if key not in ("spark.driver.bindAddress", "spark.driver.host")
+}
+
+
 def session(name: str = "headrace", *, master: str = "local[2]", **settings: str) -> SparkSession:
-    """The Spark session to use. One that you made is handed back as it is; else a local one is started. Settings are
+    """The Spark session to use. One that you made is handed back as it is, with the data
+    sources registered; else a local one is started. Settings are
     Spark's own, with `_` for `.` in their names: `session(spark_driver_memory="2g")`."""
     active = SparkSession.getActiveSession()
     if active is not None:
-        return active
+        return register(active)
     home, _ = find_java()
     os.environ["JAVA_HOME"] = str(home)
+    os.environ["HEADRACE_PYTHON"] = sys.executable
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
-        os.environ.setdefault(variable, sys.executable)
+        os.environ.setdefault(variable, str(WORKER_PYTHON) if starts_sooner(master) else sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in (LOCAL_DEFAULTS | {key.replace("_", "."): value for key, value in settings.items()}).items():
+    defaults = LOCAL_DEFAULTS if master.startswith("local") else CLUSTER_DEFAULTS
+    for key, value in (defaults | {key.replace("_", "."): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():
-        return builder.getOrCreate()
+        return register(builder.getOrCreate())
+
+
+def starts_sooner(master: str) -> bool:
+    """Whether workers can do without the archives of Spark's Python code: they run here, and the installed PySpark is
+    the one whose JVM is started."""
+    home = os.environ.get("SPARK_HOME")
+    own = Path(pyspark.__file__).parent
+    is_own = own.is_dir() and (home is None or Path(home).resolve() == own.resolve())
+    return is_own and master.startswith("local") and os.access(WORKER_PYTHON, os.X_OK) and os.name == "posix"
 
 
 @contextlib.contextmanager

@@ -1,161 +1,136 @@
-"""Streams into transactions: every row of a streaming DataFrame is a call.
+"""Streams into transactions: every row of a DataFrame is a call.
 
 Rules:
-1. A micro-batch is known by (query id, batch id) and runs once: if Spark repeats it, after a sink that failed or a
-   query that was restarted, the repeat gets the replies of the first run and nothing runs again.
-2. The rows of a partition keep their order.
-3. A row that cannot be a call (no key, a wrong type) is refused, with the reason among the replies; the stream goes on.
+1. A micro-batch is known by (query id, batch id) and runs once, whatever Spark repeats: after a failure, a restart, a
+   crash of either side, and also if the repeat is cut into other partitions.
+2. The rows of a partition keep their order, and the partitions theirs.
+3. A row that cannot be a call (no key, a wrong type) goes to the dead letters (`format("headrace.dead")`), with the
+   reason; the stream goes on.
+4. For Spark a batch is done when it is closed in the store and the one before it has run: so the engine works while
+   Spark prepares the next, and never is more than two batches behind.
 
-The engine runs in the driver. Its state lives as long as the runtime; a checkpoint of an earlier one is refused.
+It is Spark's own sink `headrace.calls` (calls.py) with the app at hand, which tells what is wrong before it starts.
 """
 
 from __future__ import annotations
 
-import datetime
-import logging
-import threading
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.streaming import StreamingQuery
 
-from headrace.core.epoch import Batch
-from headrace.core.program import Entry
-from headrace.errors import HeadraceError, StreamError
+from headrace.durability.store import check_name
+from headrace.errors import StreamError
 from headrace.model.operator import Function
-from headrace.runtime.inprocess import Runtime
-from headrace.wire.messages import Answers, id_of
-
-LOG = logging.getLogger("headrace.spark")
-
-Sink = Callable[[DataFrame, int], None]
-
-REPLIES = pa.schema(
-    [
-        pa.field("request_id", pa.string(), nullable=False),
-        pa.field("tid", pa.int64()),  # null: refused, never logged
-        pa.field("epoch", pa.int64()),
-        pa.field("status", pa.string(), nullable=False),  # ok, aborted, refused
-        pa.field("result", pa.string()),  # as JSON
-        pa.field("error", pa.string()),
-        pa.field("error_type", pa.string()),
-        pa.field("function", pa.string()),  # where it was raised
-        pa.field("key", pa.string()),
-    ]
-)
+from headrace.runtime.driver import Driver
+from headrace.spark.calls import Wanted
+from headrace.spark.sources import register
 
 
 def transact(
     df: DataFrame,
-    function: Function | str,
+    function: Function | str | None = None,
     *,
     key: str,
     args: Sequence[str] = (),
-    runtime: Runtime,
-    replies: Sink | None = None,
+    args_json: str | None = None,
+    request_id: str | None = None,
+    runtime: Driver | None = None,
+    store: str | None = None,
     name: str | None = None,
     checkpoint: str | None = None,
     trigger: dict[str, Any] | None = None,
-) -> StreamingQuery:
-    """Run each row of a streaming DataFrame as the call `function(key, *args)`, columns named by `key` and `args`.
+) -> StreamingQuery | None:
+    """Run each row of a DataFrame as the call `function(key, *args)`, columns named by `key` and `args`.
 
-    `replies(df, batch_id)` gets the replies of each micro-batch, in the order of its rows. `trigger` is Spark's, as in
-    `{"availableNow": True}` or `{"processingTime": "1 second"}`. Returns Spark's own StreamingQuery.
+    Without a `function` the rows name theirs, in a column `function` ("account.transfer") or in `operator` and
+    `function`. `request_id` is a column with ids for the replies, which else are "<query>/<batch>/<row>". The engine is
+    `runtime`, or whoever runs on the `store`. Of a stream Spark's own StreamingQuery is returned; `trigger` is Spark's,
+    as in `{"availableNow": True}`; its checkpoint is kept in the store, under its `name`, unless you give a place. A
+    table's rows have all run when this returns; with a `name` they run once, however often it is called.
     """
-    entry = runtime.engine.program.find(function)
-    check_stream(df, entry, key, args)
-    started = threading.Event()
-    query_id = ""
-
-    def run_batch(rows: DataFrame, batch_id: int) -> None:
-        started.wait()
-        try:
-            batch = admit(runtime, entry, rows.select(*map(quoted, (key, *args))).toArrow(), query_id, batch_id)
-            answers = runtime.submit(batch).result()
-            if replies is not None:
-                replies(rows.sparkSession.createDataFrame(reply_table(answers, runtime)), batch_id)
-        except HeadraceError:
-            raise
-        except Exception as error:
-            # Spark matches the text of what is raised here against a pattern, and a long one (a Java stack trace inside
-            # a Python one) overflows its stack: hand it the gist, and the whole to the log.
-            LOG.debug("batch %s of query %s failed", batch_id, query_id, exc_info=True)
-            gist = str(error).partition("\n")[0][:500]
-            raise StreamError(f"batch {batch_id} failed: {type(error).__name__}: {gist}") from None
-
-    writer = df.writeStream.foreachBatch(run_batch)
-    for option, value in (("checkpointLocation", checkpoint), ("queryName", name)):
-        if value is not None:
-            writer = writer.option(option, value)
+    if isinstance(args, str):
+        raise StreamError(f"args is a list of column names: args=[{args!r}]")
+    wanted = Wanted(name_of(function), key, tuple(args), args_json or "", request_id or "")
+    wanted.check(df.columns)
+    where = place_of(runtime, store)
+    if runtime is not None and function is not None:
+        signature = runtime.engine.program.find(function).signature
+        if not args_json and not signature.takes(len(args)):
+            raise StreamError(f"{signature} cannot be called with the {len(args)} columns {list(args)}")
+    register(df.sparkSession)
+    options = {
+        "path": where,
+        "function": wanted.function,
+        "key": "key",
+        "args": json.dumps([f"arg{at}" for at in range(len(args))]),
+        "argsJson": "args" if args_json else "",
+        "requestId": "id" if request_id else "",
+    }
+    rows = df.select(*columns_of(df, wanted))
+    if not df.isStreaming:
+        if checkpoint is not None or trigger is not None:
+            raise StreamError("this DataFrame is no stream: a checkpoint and a trigger are for spark.readStream...")
+        if name is not None:
+            options["name"] = name
+        rows.write.format("headrace.calls").mode("append").options(**options).save()
+        return None
+    options["checkpointLocation"] = checkpoint or checkpoint_in(where, name)
+    writer = rows.writeStream.format("headrace.calls").options(**options)
+    if name is not None:
+        writer = writer.queryName(name)
     if trigger is not None:
         writer = writer.trigger(**trigger)
-    try:
-        query = writer.start()
-        query_id = query.id
-    finally:
-        started.set()
-    return query
+    return writer.start()
+
+
+def name_of(function: Function | str | None) -> str:
+    if function is None:
+        return ""
+    return function.full_name if isinstance(function, Function) else str(function)
+
+
+def place_of(runtime: Driver | None, store: str | None) -> str:
+    if runtime is not None and store is not None:
+        raise StreamError("give a runtime or the store of one that runs elsewhere, not both")
+    where = store if runtime is None else runtime.store_url
+    if where is None:
+        raise StreamError(
+            'a stream goes through a store: give the runtime one, as in Runtime(app, store="bank-store")'
+            if runtime is not None
+            else "whose calls are these? Give runtime=, or store=, the place of the store that the app runs on"
+        )
+    return where
+
+
+def checkpoint_in(where: str, name: str | None) -> str:
+    """Beside the state that it belongs to: neither can be had without the other."""
+    if name is None or "://" in where:
+        raise StreamError(
+            'a stream has a checkpoint, by which it goes on after a restart: give it a name, as in name="transfers", '
+            "and it is kept in the store"
+            if name is None
+            else f"{where} is a bucket: give the stream a place for its checkpoint, as in checkpoint=..."
+        )
+    return str(Path(where) / "checkpoints" / check_name(name))
+
+
+def columns_of(df: DataFrame, wanted: Wanted) -> list[Any]:
+    """The columns that count, by the names that a segment has."""
+    columns = [F.col(quoted(wanted.key)).alias("key")]
+    columns += [F.col(quoted(each)).alias(f"arg{at}") for at, each in enumerate(wanted.args)]
+    for given, alias in ((wanted.args_json, "args"), (wanted.request_id, "id")):
+        if given:
+            columns.append(F.col(quoted(given)).alias(alias))
+    if not wanted.function:
+        columns += [F.col(each) for each in ("operator", "function") if each in df.columns]
+    return columns
 
 
 def quoted(column: str) -> str:
     """The name of a column, whatever is in it: Spark would take a.b for a field of a struct."""
     return f"`{column.replace('`', '``')}`"
-
-
-def check_stream(df: DataFrame, entry: Entry, key: str, args: Sequence[str]) -> None:
-    if not df.isStreaming:
-        raise StreamError("transact runs on a streaming DataFrame (spark.readStream...), and this one is not")
-    if isinstance(args, str):
-        raise StreamError(f"args is a list of column names: args=[{args!r}]")
-    missing = [column for column in (key, *args) if column not in df.columns]
-    if missing:
-        raise StreamError(f"the stream has no column {', '.join(missing)}; it has: {', '.join(df.columns)}")
-    if not entry.signature.takes(len(args)):
-        raise StreamError(f"{entry.signature} cannot be called with the {len(args)} columns {list(args)}")
-
-
-def admit(runtime: Runtime, entry: Entry, table: pa.Table, query_id: str, batch_id: int) -> Batch:
-    """One micro-batch as a batch of calls."""
-    keys, *columns = (in_python(column) for column in table.columns)
-    rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * len(keys)
-    if not entry.signature.is_scalar:
-        rows = list(map(entry.signature.convert, rows))
-    source = (query_id, batch_id)
-    return runtime.admission.admit_columns(f"{query_id}/{batch_id}", entry.function, keys, rows, source)
-
-
-def in_python(column: pa.ChunkedArray) -> list[Any]:
-    values = column.to_pylist(maps_as_pydicts="strict")
-    return list(map(in_utc, values)) if "timestamp" in str(column.type) else values
-
-
-def in_utc(value: Any) -> Any:
-    """Arrow hands out timestamps in a named zone; a value has a fixed offset."""
-    if isinstance(value, datetime.datetime):
-        return value if value.tzinfo is None else value.astimezone(datetime.UTC)
-    if isinstance(value, list):
-        return list(map(in_utc, value))
-    if isinstance(value, dict):
-        return {in_utc(key): in_utc(item) for key, item in value.items()}
-    return value
-
-
-def reply_table(answers: Answers, runtime: Runtime) -> pa.Table:
-    failures, count = answers.failures, len(answers.tids)
-    unseal, encode = runtime.engine.program.values.unseal, msgspec.json.Encoder(enc_hook=repr).encode
-    status, error, kind, function, at_key = ["ok"] * count, *([None] * count for _ in range(4))
-    results: list[str | None] = [encode(unseal(result)).decode() for result in answers.results]
-    for at, failure in failures.items():
-        status[at] = "refused" if answers.tids[at] is None else "aborted"
-        results[at] = None
-        error[at], kind[at], function[at] = failure.message, failure.type, failure.function
-        if failure.key is not None:
-            at_key[at] = failure.key.hex() if isinstance(failure.key, bytes) else str(failure.key)
-    ids = [id_of(answers.ids, at) for at in range(count)]
-    columns = [ids, answers.tids, answers.epochs, status, results, error, kind, function, at_key]
-    return pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, REPLIES, strict=True)], schema=REPLIES
-    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import add
 from typing import Any
 
 import msgspec
@@ -89,6 +91,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True
     entities: Entities
     is_last: bool = True
     seed: int = 0  # the app's: what functions draw follows from it
+    watched: list[str] = []  # operators of which it is to be told what epochs change
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
@@ -106,6 +109,7 @@ class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
     is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
     time_us: int = 0  # the epoch's
     limits: dict[str, int] | None = None  # that it was logged with, where they are not today's
+    stored: list[tuple[bytes, int, int]] | None = None  # instead of functions, keys and args: see `Epoch.stored`
 
 
 class Final(msgspec.Struct, frozen=True, tag="final", forbid_unknown_fields=True):
@@ -156,6 +160,19 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
     needs: list[Need] = []  # of the transaction that ran alone, which is still a suspect
     later: list[tuple[Any, Any]] = []  # entities of the operator `headrace` that the epoch changed: key, sealed state
+
+
+ChangedColumns = tuple[str, list[Any], list[Any], list[Any]]
+"""What changed of an operator: its name, the keys, the states before and those after."""
+
+
+class Changed(msgspec.Struct, frozen=True, tag="changed", forbid_unknown_fields=True):
+    """What an epoch that is final changed on a worker's shards: per operator the keys, the states before and those
+    after, MISSING where there was none; in parts of bounded size."""
+
+    epoch: int
+    changes: list[ChangedColumns]
+    is_last: bool = True
 
 
 class Results(msgspec.Struct, frozen=True, tag="results", forbid_unknown_fields=True):
@@ -265,7 +282,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown", forbid_unknown_fields=True
     is_last: bool = True
 
 
-Body = Begin | Run | Final | Alone | Idle | Results | Traffic | Show | Shown
+Body = Begin | Run | Final | Alone | Idle | Results | Changed | Traffic | Show | Shown
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True):
@@ -299,3 +316,26 @@ def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
             room = PART_BYTES_MAX - size_of(entity[2])
         parts[-1].append(entity)
     return [(part, part is parts[-1]) for part in parts]
+
+
+def changes_in_parts(changes: list[ChangedColumns], count_max: int) -> list[tuple[list[ChangedColumns], bool]]:
+    """The same for what an epoch changed."""
+    parts: list[list[ChangedColumns]] = [[]]
+    rows, room = 0, PART_BYTES_MAX
+    for operator, keys, befores, afters in changes:
+        at = 0
+        for end, size in enumerate(sizes_of(befores, afters)):
+            rows, room = rows + 1, room - size
+            if rows > count_max or (room < 0 and rows > 1):
+                parts[-1].append((operator, keys[at:end], befores[at:end], afters[at:end]))
+                parts.append([])
+                at, rows, room = end, 1, PART_BYTES_MAX - size
+        parts[-1].append((operator, keys[at:], befores[at:], afters[at:]))
+    return [(part, part is parts[-1]) for part in parts]
+
+
+def sizes_of(befores: list[Any], afters: list[Any]) -> Iterable[int]:
+    """The bytes of each pair of states."""
+    if {str, bytes}.isdisjoint(map(type, befores)) and {str, bytes}.isdisjoint(map(type, afters)):
+        return repeat(0, len(befores))
+    return map(add, map(size_of, befores), map(size_of, afters))

@@ -191,6 +191,45 @@ class Values:
         raise ValueError(f"unknown extension type {code}")
 
 
+def plain(sealed: Any) -> Any:
+    """A sealed value for who has not the app, in JSON's own types: a record is a dict of its fields, a tuple a list;
+    dates, times, decimals and UUIDs are their text, bytes their base64 text, also as keys of a dict (whose ints stay
+    ints). What it was cannot be told from it any more: who wants it back unseals it with the app's `Values`."""
+    if type(sealed) is not bytes:
+        return sealed
+    return msgspec.to_builtins(opened(sealed))
+
+
+def as_json(sealed: Any) -> bytes:
+    """`plain` as JSON, in one go. A float that is no number, or infinite, is null."""
+    return _to_json(opened(sealed) if type(sealed) is bytes else sealed)
+
+
+def opened(sealed: bytes) -> Any:
+    """Nearly `plain`: bytes are still bytes, which who makes JSON of it turns into their base64 text."""
+    try:
+        return _open(memoryview(sealed)[WRAP_BYTES:] if is_wrapped(sealed) else sealed)
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise BadValue(f"no encoded value: {error}") from None
+
+
+def _open_ext(code: int, data: memoryview) -> Any:
+    if code == TUPLE:
+        return _open(data)
+    if code == RECORD:
+        _, fields = _open(data)
+        return fields
+    if code == DATETIME:
+        return raise_datetime(*_open(data)).isoformat()
+    if code in FROM_TEXT:
+        return str(data, "utf-8")
+    raise ValueError(f"unknown extension type {code}")
+
+
+_open = msgspec.msgpack.Decoder(ext_hook=_open_ext).decode
+_to_json = msgspec.json.Encoder().encode
+
+
 def wrap(sealed: Any, written_us: int) -> bytes:
     """A sealed value with the time at which it was written: an extension type of msgpack that stands nowhere else."""
     inner = sealed if type(sealed) is bytes else msgspec.msgpack.encode(sealed)

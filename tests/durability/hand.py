@@ -247,6 +247,7 @@ class Hand(Fleet):
             return False
         first = self.rest.popleft()
         if isinstance(first, Keep):
+            self.desk.lay_out(first.epoch, first.changes)
             self.desk.keep([first.epoch])
         elif isinstance(first, Save):
             for news in self.desk.save(first.snapshot):

@@ -1,4 +1,4 @@
-"""Streams into transactions, on a local Spark session."""
+"""Streams and tables into transactions, on a local Spark session: `transact`, and Spark's own way, `headrace.calls`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,34 +60,10 @@ def append(ctx: Context, number: int) -> int:
     return len(numbers)
 
 
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    from headrace.spark import session
-
-    made = session(spark_driver_memory="1g")
-    yield made
-    made.stop()
-
-
 @pytest.fixture
-def runtime() -> Iterator[Runtime]:
-    with Runtime(app) as made:
+def runtime(tmp_path: Path) -> Iterator[Runtime]:
+    with Runtime(app, store=tmp_path / "store") as made:
         yield made
-
-
-class Collect:
-    """A sink that keeps the replies, and fails where it is told to."""
-
-    def __init__(self, fail_on: int | None = None) -> None:
-        self.rows: list[Any] = []
-        self.batches: list[int] = []
-        self.fail_on = fail_on
-
-    def __call__(self, df: Any, batch_id: int) -> None:
-        self.batches.append(batch_id)
-        if batch_id == self.fail_on:
-            raise RuntimeError("the sink is full")
-        self.rows += df.collect()
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
@@ -104,7 +81,20 @@ def run(query: Any) -> None:
     assert not query.isActive
 
 
+def replies(spark: Any, runtime: Runtime) -> list[Any]:
+    """In the order of the log."""
+    runtime.drain()
+    runtime.snapshot()  # which comes after the replies of its epochs
+    return spark.read.format("headrace.replies").load(runtime.store_url).orderBy("tid").collect()
+
+
+def dead(spark: Any, runtime: Runtime) -> list[Any]:
+    runtime.drain()
+    return spark.read.format("headrace.dead").load(runtime.store_url).orderBy("query", "batch", "row").collect()
+
+
 AVAILABLE = {"availableNow": True}
+TRANSFERS = {"key": "src", "args": ["dst", "amount"], "trigger": AVAILABLE}
 
 
 def test_every_row_is_a_transaction_and_the_total_is_conserved(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
@@ -114,92 +104,102 @@ def test_every_row_is_a_transaction_and_the_total_is_conserved(spark: Any, runti
     rows = [{"src": "ab"[i % 2], "dst": "ba"[i % 2], "amount": i % 90} for i in range(300)]
     for part in range(3):
         write(tmp_path / "in", f"{part}.json", rows[part * 100 : part * 100 + 100])
-    sink = Collect()
-    df = stream(spark, tmp_path / "in")
-    run(
-        transact(df, transfer, key="src", args=["dst", "amount"], runtime=runtime, replies=sink, trigger=AVAILABLE),
-    )
-    assert sink.batches == [0, 1, 2]
-    assert len(sink.rows) == 300
-    assert [row.tid for row in sink.rows] == list(range(3, 303))
-    assert sum(runtime.state(account).values()) == 200
-    aborted = [row for row in sink.rows if row.status == "aborted"]
-    assert aborted
+    query = transact(stream(spark, tmp_path / "in"), transfer, runtime=runtime, name="transfers", **TRANSFERS)
+    assert query.name == "transfers"
+    run(query)
+    found = replies(spark, runtime)[2:]
+    assert [row.tid for row in found] == list(range(3, 303))
+    assert [row.request_id for row in found] == [f"{query.id}/{n // 100}/{n % 100}" for n in range(300)]
+    balances, statuses = {"a": 100, "b": 100}, []
+    for row in rows:
+        statuses.append("ok" if balances[row["src"]] >= row["amount"] else "aborted")
+        if statuses[-1] == "ok":
+            balances[row["src"]] -= row["amount"]
+            balances[row["dst"]] += row["amount"]
+    assert [row.status for row in found] == statuses
+    assert "aborted" in statuses
+    assert runtime.state(account) == balances
+    aborted = [row for row in found if row.status == "aborted"]
     assert all(row.error_type == "Abort" and row.function == "account.transfer" for row in aborted)
-    assert runtime.metrics()["aborted"] == len(aborted)
+    assert runtime.metrics()["source_rows"] == 300
 
 
 def test_the_rows_of_a_partition_keep_their_order(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
     from headrace.spark import transact
 
     write(tmp_path / "in", "0.json", [{"src": "j", "dst": "", "amount": i} for i in range(500)])
-    run(
-        transact(stream(spark, tmp_path / "in"), append, key="src", args=["amount"], runtime=runtime, trigger=AVAILABLE)
-    )
+    df = stream(spark, tmp_path / "in")
+    run(transact(df, append, key="src", args=["amount"], runtime=runtime, name="it", trigger=AVAILABLE))
+    runtime.drain()
     assert runtime.get(journal, "j") == list(range(500))
 
 
-def test_a_batch_that_spark_repeats_runs_once_and_gets_the_same_replies(
-    spark: Any, runtime: Runtime, tmp_path: Path
-) -> None:
+def test_a_batch_that_spark_repeats_runs_once(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
+    """Spark forgets that a batch was committed, and does it again: in other partitions, too."""
     from headrace.spark import transact
 
-    rows = [{"src": "a", "dst": "b", "amount": i} for i in range(20)] + [{"src": None, "dst": "b", "amount": 1}]
     for part in range(3):
-        write(tmp_path / "in", f"{part}.json", rows)
+        write(tmp_path / "in", f"{part}.json", [{"src": "a", "dst": "b", "amount": i} for i in range(20)])
 
-    def start(sink: Collect) -> Any:
+    def start(partitions: int) -> Any:
+        df = stream(spark, tmp_path / "in").repartition(partitions)
+        checkpoint = str(tmp_path / "checkpoint")
         return transact(
-            stream(spark, tmp_path / "in"),
-            "account.deposit",
-            key="src",
-            args=["amount"],
-            runtime=runtime,
-            replies=sink,
-            checkpoint=str(tmp_path / "checkpoint"),
-            trigger=AVAILABLE,
+            df, "account.deposit", key="src", args=["amount"], runtime=runtime, checkpoint=checkpoint, trigger=AVAILABLE
         )
 
-    first = Collect(fail_on=1)
-    with pytest.raises(Exception, match="the sink is full"):
-        run(start(first))
-    committed = runtime.metrics()["committed"]
-    assert committed == 40  # batch 1 ran, only its replies were not taken
-    second = Collect()
-    run(start(second))
-    assert second.batches == [1, 2]
-    assert runtime.get(account, "a") == 3 * sum(range(20))
-    assert runtime.metrics()["committed"] == 60
-    assert [row.tid for row in second.rows[:20]] == list(range(21, 41))
-    assert second.rows[20].status == "refused"
-    assert len({row.request_id for row in first.rows + second.rows}) == 63
+    run(start(1))
+    assert len(replies(spark, runtime)) == 60
+    (tmp_path / "checkpoint" / "commits" / "2").unlink()
+    (tmp_path / "checkpoint" / "commits" / ".2.crc").unlink(missing_ok=True)
+    write(tmp_path / "in", "3.json", [{"src": "a", "dst": "b", "amount": 1000}])
+    run(start(3))
+    found = replies(spark, runtime)
+    assert len(found) == len({row.request_id for row in found}) == 61
+    assert runtime.get(account, "a") == 3 * sum(range(20)) + 1000
+
+
+def test_a_query_goes_on_after_a_restart_of_the_app(spark: Any, tmp_path: Path) -> None:
+    from headrace.spark import transact
+
+    def once() -> Any:
+        with Runtime(app, store=tmp_path / "store") as runtime:
+            df, checkpoint = stream(spark, tmp_path / "in"), str(tmp_path / "checkpoint")
+            run(
+                transact(
+                    df, deposit, key="src", args=["amount"], runtime=runtime, checkpoint=checkpoint, trigger=AVAILABLE
+                )
+            )
+            runtime.drain()
+            return runtime.get(account, "a")
+
+    write(tmp_path / "in", "0.json", [{"src": "a", "dst": "b", "amount": 1}])
+    assert once() == 1
+    write(tmp_path / "in", "1.json", [{"src": "a", "dst": "b", "amount": 2}])
+    assert once() == 3
+    assert once() == 3
 
 
 def test_a_checkpoint_of_another_run_is_refused(spark: Any, tmp_path: Path) -> None:
     from headrace.spark import transact
 
     def start(runtime: Runtime) -> Any:
+        df, checkpoint = stream(spark, tmp_path / "in"), str(tmp_path / "checkpoint")
         return transact(
-            stream(spark, tmp_path / "in"),
-            deposit,
-            key="src",
-            args=["amount"],
-            runtime=runtime,
-            checkpoint=str(tmp_path / "checkpoint"),
-            trigger=AVAILABLE,
+            df, deposit, key="src", args=["amount"], runtime=runtime, checkpoint=checkpoint, trigger=AVAILABLE
         )
 
     write(tmp_path / "in", "0.json", [{"src": "a", "dst": "b", "amount": 1}])
-    with Runtime(app) as first:
+    with Runtime(app, store=tmp_path / "one") as first:
         run(start(first))
     write(tmp_path / "in", "1.json", [{"src": "a", "dst": "b", "amount": 1}])
-    with Runtime(app) as second:
+    with Runtime(app, store=tmp_path / "two") as second:
         with pytest.raises(Exception, match="new checkpoint location"):
             run(start(second))
         assert second.state(account) == {}
 
 
-def test_a_row_that_cannot_be_a_call_is_refused_and_the_stream_goes_on(
+def test_a_row_that_cannot_be_a_call_is_a_dead_letter_and_the_stream_goes_on(
     spark: Any, runtime: Runtime, tmp_path: Path
 ) -> None:
     from headrace.spark import transact
@@ -212,21 +212,21 @@ def test_a_row_that_cannot_be_a_call_is_refused_and_the_stream_goes_on(
         {"src": "a", "amount": 2},
     ]
     write(tmp_path / "in", "0.json", rows)
-    sink = Collect()
-    run(
-        transact(
-            stream(spark, tmp_path / "in"),
-            deposit,
-            key="src",
-            args=["amount"],
-            runtime=runtime,
-            replies=sink,
-            trigger=AVAILABLE,
-        )
-    )
-    assert [row.status for row in sink.rows] == ["ok", "refused", "refused", "refused", "ok"]
-    assert [row.error_type for row in sink.rows] == [None, "BadKey", "BadArguments", "BadKey", None]
-    assert [row.tid for row in sink.rows] == [1, None, None, None, 2]
+    df = stream(spark, tmp_path / "in")
+    query = transact(df, deposit, key="src", args=["amount"], runtime=runtime, name="it", trigger=AVAILABLE)
+    run(query)
+    assert [(row.request_id, row.tid) for row in replies(spark, runtime)] == [
+        (f"{query.id}/0/0", 1),
+        (f"{query.id}/0/4", 2),
+    ]
+    letters = dead(spark, runtime)
+    assert [(row.row, row.error_type, row.args) for row in letters] == [
+        (1, "BadKey", "[1]"),
+        (2, "BadArguments", "[null]"),
+        (3, "BadKey", "[1]"),
+    ]
+    assert [json.loads(row.key) for row in letters] == [None, "a", "x" * 1000]
+    assert all(row.query == str(query.id) and row.function == "account.deposit" and row.error for row in letters)
     assert runtime.state(account) == {"a": 3}
 
 
@@ -243,15 +243,15 @@ def test_structs_maps_decimals_and_timestamps_arrive_as_the_annotated_types(
     }
     write(tmp_path / "in", "0.json", [row])
     schema = "id long, lines array<struct<sku: string, price: decimal(10,2)>>, at timestamp, tags map<string, int>"
-    sink = Collect()
     df = stream(spark, tmp_path / "in", schema)
-    run(transact(df, place, key="id", args=["lines", "at", "tags"], runtime=runtime, replies=sink, trigger=AVAILABLE))
-    assert [(row.status, row.error) for row in sink.rows] == [("ok", None)]
+    run(transact(df, place, key="id", args=["lines", "at", "tags"], runtime=runtime, name="it", trigger=AVAILABLE))
+    found = replies(spark, runtime)
+    assert [(row.status, row.error) for row in found] == [("ok", None)]
     lines, at, tags = runtime.get(order, 7)
     assert lines == [Line("pen", Decimal("1.50")), Line("ink", Decimal("2.25"))]
     assert at == datetime.datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=datetime.UTC)
     assert tags == {"gift": 1}
-    assert json.loads(sink.rows[0].result) == "3.75"
+    assert json.loads(found[0].result) == "3.75"
 
 
 def test_columns_may_have_any_name_and_keys_may_be_zero(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
@@ -259,10 +259,87 @@ def test_columns_may_have_any_name_and_keys_may_be_zero(spark: Any, runtime: Run
 
     write(tmp_path / "in", "0.json", [{"from.id": 0, "the `to`": "b", "n": 5}])
     df = stream(spark, tmp_path / "in", "`from.id` long, `the ``to``` string, n long")
-    sink = Collect()
-    columns = ["the `to`", "n"]
-    run(transact(df, transfer, key="from.id", args=columns, runtime=runtime, replies=sink, trigger=AVAILABLE))
-    assert [(row.status, row.key, row.error) for row in sink.rows] == [("aborted", "0", "0 lacks 5")]
+    run(transact(df, transfer, key="from.id", args=["the `to`", "n"], runtime=runtime, name="it", trigger=AVAILABLE))
+    assert [(row.status, row.key, row.error) for row in replies(spark, runtime)] == [("aborted", "0", "0 lacks 5")]
+
+
+def test_a_table_is_a_batch_that_has_run_when_it_is_written(spark: Any, runtime: Runtime) -> None:
+    from headrace.spark import transact
+
+    table = spark.createDataFrame([(f"k{i % 5}", i) for i in range(50)], "who string, n long")
+    expected = {f"k{i}": sum(range(i, 50, 5)) for i in range(5)}
+    assert transact(table, deposit, key="who", args=["n"], runtime=runtime) is None
+    assert runtime.state(account) == expected
+    for _ in range(2):  # with a name it runs once
+        transact(table, deposit, key="who", args=["n"], runtime=runtime, name="monday")
+    assert runtime.state(account) == {key: 2 * total for key, total in expected.items()}
+
+
+def test_rows_may_name_their_functions_and_have_ids_of_their_own(spark: Any, runtime: Runtime) -> None:
+    from headrace.spark import transact
+
+    rows = [
+        ("account.deposit", "a", "[10]", "one"),
+        ("account.transfer", "a", '["b", 4]', "two"),
+        ("journal.append", "j", "[1]", None),
+        ("account.nothing", "a", "[1]", "three"),
+        ("account.deposit", "a", "{", "four"),
+        ("account.deposit", "a", '["x"]', "five"),
+    ]
+    calls = spark.createDataFrame(rows, "function string, key string, args string, id string").coalesce(1)
+    transact(calls, key="key", args_json="args", request_id="id", runtime=runtime)
+    ids = [row.request_id for row in replies(spark, runtime)]
+    assert ids[:2] == ["one", "two"]
+    assert ids[2].endswith("/0/2")
+    letters = [(row.request_id, row.error_type) for row in dead(spark, runtime)]
+    assert letters == [("three", "UnknownFunction"), ("four", "BadArguments"), ("five", "BadArguments")]
+    assert runtime.state(account) == {"a": 6, "b": 4}
+    assert runtime.state(journal) == {"j": [1]}
+    two = [("account", "deposit", "c", 5, None), ("account", "transfer", "c", None, None)]
+    split = spark.createDataFrame(two, "operator string, function string, key string, first long, second long")
+    transact(split, key="key", args=["first", "second"], runtime=runtime)
+    assert runtime.get(account, "c") == 5
+    assert "account.transfer" in {row.function for row in dead(spark, runtime)}
+
+
+def test_sparks_own_way_needs_nothing_but_the_store(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
+    table = spark.createDataFrame([("a", 1), ("b", 2)], "who string, n long")
+    writer = table.write.format("headrace.calls").mode("append").option("key", "who").option("args", "n")
+    writer.option("function", "account.deposit").save(runtime.store_url)
+    assert runtime.state(account) == {"a": 1, "b": 2}
+    table.createOrReplaceTempView("deposits")
+    write(tmp_path / "in", "0.json", [{"src": "a", "dst": "b", "amount": 1}])
+    df = stream(spark, tmp_path / "in").writeStream.format("headrace.calls").option("function", "account.transfer")
+    df = df.option("key", "src").option("args", "dst, amount").option("checkpointLocation", str(tmp_path / "ck"))
+    run(df.trigger(availableNow=True).start(runtime.store_url))
+    runtime.drain()
+    assert runtime.state(account) == {"a": 0, "b": 3}
+    for options, message in (
+        (
+            {"function": "account.pay", "key": "who"},
+            "no function account.pay in the app that runs on .* account.deposit",
+        ),
+        ({"function": "account.deposit", "key": "who"}, "cannot be called with the 0 columns"),
+        ({"function": "account.deposit", "key": "x", "args": "n"}, "no column x; it has: who, n"),
+        ({"key": "who"}, "which function do the rows call"),
+        ({"function": "account.deposit", "key": "who", "args": "n", "argsJson": "n"}, "not both"),
+    ):
+        with pytest.raises(Exception, match=message):
+            table.write.format("headrace.calls").mode("append").options(**options).save(runtime.store_url)
+    with pytest.raises(Exception, match="no store of Headrace"):
+        writer.save(str(tmp_path / "nothing"))
+
+
+def test_nobody_takes_the_calls_of_an_app_that_is_not_running_and_nothing_is_lost(spark: Any, tmp_path: Path) -> None:
+    with Runtime(app, store=tmp_path / "store"):
+        pass
+    table = spark.createDataFrame([("a", 1)], "who string, n long")
+    writer = table.write.format("headrace.calls").mode("append").option("key", "who").option("args", "n")
+    with pytest.raises(Exception, match="is the app running"):
+        writer.option("function", "account.deposit").option("patience", 1).save(str(tmp_path / "store"))
+    with Runtime(app, store=tmp_path / "store") as runtime:
+        runtime.drain()
+        assert runtime.state(account) == {"a": 1}
 
 
 def test_what_is_wrong_with_a_stream_is_said_before_it_starts(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
@@ -274,13 +351,20 @@ def test_what_is_wrong_with_a_stream_is_said_before_it_starts(spark: Any, runtim
         ({"key": "source", "args": ["dst", "amount"]}, "no column source; it has: src, dst, amount"),
         ({"key": "src", "args": ["dst"]}, r"account.transfer\(to: str, amount: int\) cannot be called with the 1"),
         ({"key": "src", "args": "dst"}, "list of column names"),
+        ({"key": "src", "args": ["dst", "amount"], "store": "elsewhere"}, "not both"),
     ):
         with pytest.raises(StreamError, match=message):
             transact(df, transfer, runtime=runtime, **keywords)
     with pytest.raises(UnknownFunction, match="no function 'pay'"):
         transact(df, "account.pay", key="src", args=[], runtime=runtime)
-    with pytest.raises(StreamError, match="streaming DataFrame"):
-        transact(spark.range(3), deposit, key="id", args=["id"], runtime=runtime)
+    with pytest.raises(StreamError, match="is no stream"):
+        transact(spark.range(3), deposit, key="id", args=["id"], runtime=runtime, trigger=AVAILABLE)
+    with pytest.raises(StreamError, match="give it a name"):
+        transact(df, transfer, key="src", args=["dst", "amount"], runtime=runtime)
+    with pytest.raises(StreamError, match="Give runtime=, or store="):
+        transact(df, transfer, key="src", args=["dst", "amount"])
+    with Runtime(app) as fleeting, pytest.raises(StreamError, match="goes through a store"):
+        transact(df, transfer, key="src", args=["dst", "amount"], runtime=fleeting)
 
 
 def test_a_session_that_the_user_made_is_left_alone(spark: Any) -> None:
@@ -289,3 +373,10 @@ def test_a_session_that_the_user_made_is_left_alone(spark: Any) -> None:
     before = dict(spark.sparkContext.getConf().getAll())
     assert session("another", master="local[1]").sparkContext is spark.sparkContext
     assert dict(spark.sparkContext.getConf().getAll()) == before
+
+
+def test_a_spark_that_is_too_old_is_told_so() -> None:
+    from headrace.spark import register
+
+    with pytest.raises(StreamError, match=r"this is Spark 3.5.1, and Headrace needs 4.1 or later.*install pyspark"):
+        register(SimpleNamespace(version="3.5.1"))

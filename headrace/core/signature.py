@@ -1,0 +1,199 @@
+"""What arguments a function takes: checked, and explained, for calls from outside and between functions alike.
+
+Annotations are enforced, never coerced: see core/program.py. Only who has a poorer notation (JSON, a Spark row) has its
+arguments converted first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.errors import BadArguments, BadValue, ModelError, TooLarge
+from headrace.model.app import hints_of
+from headrace.model.operator import Function
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values, shown
+
+TOGETHER = 4_096  # calls that are checked at once: all of them are within the limit of one if they are together
+
+Args = tuple[Any, ...]
+
+
+class Signature:
+    """What arguments a function takes."""
+
+    def __init__(self, function: Function, values: Values) -> None:
+        self.name, self.values = function.full_name, values
+        hints = hints_of(function)
+        self.variadic = bool(function.parameters) and function.parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
+        named = function.parameters[:-1] if self.variadic else function.parameters
+        self.names = [parameter.name for parameter in function.parameters]
+        self.hints = [hints.get(name, Any) for name in self.names]
+        self.least = sum(parameter.default is parameter.empty for parameter in named)
+        self.most = len(named)
+        exact = not self.variadic and self.least == self.most
+        self.is_scalar = exact and all(hint in (int, str, float, bool) for hint in self.hints)
+        for name, hint in zip(self.names, self.hints, strict=True):
+            check_hint(f"{self.name}: parameter {name!r}", hint)
+
+    def compile_fits(self) -> Callable[[Args], bool]:
+        """A check as fast as Python allows for the common case: the right number of arguments, each a scalar of just
+        the annotated type, and small. False sends the call to `admit`, which decides and explains."""
+        each_max = self._text_max(len(self.hints))
+        tests = {
+            int: f"type({{0}}) is int and {{0}} < {HIGH} and {{0}} > {LOW}",
+            str: f"type({{0}}) is str and len({{0}}) <= {each_max} and {{0}}.isascii()",
+            float: "type({0}) is float",
+            bool: "type({0}) is bool",
+        }
+        if not self.is_scalar or self._text_max(len(self.hints)) < 0:
+            return self._fits_scalars if self._takes_anything() else never
+        if not self.most:
+            return operator.not_
+        names = [f"a{i}" for i in range(self.most)]
+        each = " and ".join(tests[hint].format(name) for name, hint in zip(names, self.hints, strict=True))
+        source = f"""
+def fits(args):
+    try:
+        [{", ".join(names)}] = args
+    except ValueError:
+        return False
+    return {each}
+"""
+        namespace: dict[str, Any] = {}
+        exec(source, namespace)  # noqa: S102 made of our own templates only: no text of the user's gets in
+        fits: Callable[[Args], bool] = namespace["fits"]
+        return fits
+
+    def fits_all(self, rows: list[Args]) -> bool:
+        """The same for many calls at once, in columns and mostly in C: False sends them to be looked at one by one."""
+        if not self.is_scalar:
+            return False
+        some = (rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER))
+        return all(map(self._fit_together, some))
+
+    def _fit_together(self, rows: list[Args]) -> bool:
+        try:
+            size = len(self.values.encode_plain(rows))  # finds ints over 64 bits and invalid Unicode
+        except (ValueError, OverflowError, TypeError):
+            return False
+        if size > self.values.bytes_max or set(map(len, rows)) != {self.most}:
+            return False
+        return all({type(row[at]) for row in rows} == {hint} for at, hint in enumerate(self.hints))
+
+    def _text_max(self, count: int) -> int:
+        """Texts up to this length need no counting: too short to matter, and surely within the limit together."""
+        return min(64, self.values.bytes_max // (2 * count or 1) - 16)
+
+    def _takes_anything(self) -> bool:
+        return all(hint is Any for hint in self.hints)
+
+    def _fits_scalars(self, args: Args) -> bool:
+        if not self.takes(len(args)):
+            return False
+        each_max = self._text_max(len(args))
+        return each_max >= 0 and all(
+            type(arg) in KEPT
+            or (type(arg) is int and INT_MIN <= arg <= INT_MAX)
+            or (type(arg) is str and arg.isascii() and len(arg) <= each_max)
+            for arg in args
+        )
+
+    def admit(self, args: Args) -> Args | bytes:
+        """The arguments as they are logged and handed on, or why they cannot be."""
+        if not self.takes(len(args)):
+            raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
+        sealed = []
+        for i, arg in enumerate(args):
+            name, hint = self.names[min(i, len(self.names) - 1)], self.hints[min(i, len(self.names) - 1)]
+            if not conforms(arg, hint):
+                what = f"{shown(arg)} ({type(arg).__name__})"
+                raise BadArguments(f"{self}: {name!r} got {what}{why(arg, hint)}")
+            try:
+                sealed.append(self.values.seal(arg))
+            except (BadValue, TooLarge) as error:
+                raise type(error)(f"{self}: {name!r}: {error}") from None
+        encoded = self.values.encode(args)  # together they are one value, and limited like one
+        return encoded if any(type(arg) is bytes for arg in sealed) else tuple(sealed)
+
+    def takes(self, count: int) -> bool:
+        return self.least <= count and (self.variadic or count <= self.most)
+
+    def convert(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """Arguments from a poorer notation (JSON, a Spark row) as the annotated types: a dict as a dataclass, a list as
+        a tuple, text as a date. What does not convert stays as it is, for `admit` to refuse."""
+        return tuple(
+            converted(arg, self.hints[min(i, len(self.hints) - 1)]) if self.hints else arg for i, arg in enumerate(args)
+        )
+
+    def _count(self) -> str:
+        if self.variadic:
+            return f"at least {self.least} arguments"
+        span = str(self.most) if self.least == self.most else f"{self.least} to {self.most}"
+        return f"{span} argument{'' if span == '1' else 's'}"
+
+    def __str__(self) -> str:
+        shown = (f"{n}: {hint_name(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
+        return f"{self.name}({', '.join(shown)})"
+
+
+def never(args: Args) -> bool:
+    return False
+
+
+def hint_name(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+
+
+def check_hint(where: str, hint: Any) -> None:
+    try:
+        msgspec.convert(None, hint)
+    except msgspec.ValidationError:
+        pass
+    except TypeError as error:
+        raise ModelError(f"{where} has the type {hint_name(hint)}, which values cannot have: {error}") from None
+
+
+def conforms(value: Any, hint: Any) -> bool:
+    """Does the value have this type as it is? An int will do for a float, as everywhere in Python."""
+    if hint is Any or type(value) is hint:
+        return True
+    try:
+        return agree(msgspec.convert(value, hint, strict=True), value)
+    except Exception:  # a conversion may run the __post_init__ of a user's class
+        return False
+
+
+def agree(converted: Any, value: Any) -> bool:
+    """Was nothing changed by the conversion, but for ints that became floats?"""
+    kind = type(value)
+    if converted is value:
+        return True
+    if type(converted) is not kind:
+        return type(converted) is float and kind is int and bool(converted == value)
+    if kind is list or kind is tuple:
+        return len(converted) == len(value) and all(map(agree, converted, value))
+    if kind is dict:
+        return agree(list(converted.items()), list(value.items()))
+    return bool(converted == value) or (kind is float and value != value)
+
+
+def why(value: Any, hint: Any) -> str:
+    try:
+        same = msgspec.convert(value, hint, strict=True)
+    except Exception as error:
+        return f": {error}"
+    return f": it would have to be changed into {shown(same)}"
+
+
+def converted(value: Any, hint: Any) -> Any:
+    if hint is Any or type(value) is hint:
+        return value
+    try:
+        return msgspec.convert(value, hint, strict=True)
+    except Exception:
+        return value

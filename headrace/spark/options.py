@@ -1,0 +1,72 @@
+"""What the data sources are told: options are texts, by names without regard to case; the store is the path."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from headrace.durability.identity import identity_of
+from headrace.durability.store import Store, open_store
+from headrace.errors import StoreError, StreamError
+
+
+def store_of(options: Mapping[str, str]) -> Store:
+    """The store that the path names. It must be one: a source that begins an empty store would hide a wrong path."""
+    where = url_of(options)
+    try:
+        store = open_store(where)
+        if identity_of(store) is not None:
+            return store
+    except StoreError as error:
+        raise StreamError(f"no store of Headrace at {where}: {error}") from None
+    raise StreamError(
+        f"no store of Headrace at {where}: it is empty. Give the place that Runtime(store=...) or `run --store` got"
+    )
+
+
+def url_of(options: Mapping[str, str]) -> str:
+    where = options.get("path") or options.get("store")
+    if not where:
+        raise StreamError(
+            'which store? Give its place: .load("bank-store"), .start("bank-store") or .option("path", ...)'
+        )
+    return where
+
+
+def located(options: Mapping[str, str]) -> dict[str, str]:
+    """The same for a process that runs elsewhere, in another folder."""
+    where = url_of(options)
+    return dict(options) | {"path": where if "://" in where else os.path.abspath(os.path.expanduser(where))}
+
+
+def text(options: Mapping[str, str], name: str, default: str | None = None) -> str:
+    given = options.get(name, default)
+    if given is None:
+        raise StreamError(f'the option {name} is needed: .option("{name}", ...)')
+    return given
+
+
+def whole(options: Mapping[str, str], name: str, default: int, least: int = 0) -> int:
+    given = options.get(name)
+    if given is None:
+        return default
+    try:
+        number = int(given)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise StreamError(f"the option {name} is {given!r}; it must be a whole number from {least} on")
+    return number
+
+
+def names(options: Mapping[str, str], name: str) -> list[str]:
+    """A list of columns, as JSON where a name holds a comma."""
+    given = options.get(name, "").strip()
+    if given.startswith("["):
+        import json
+
+        try:
+            return [str(each) for each in json.loads(given)]
+        except ValueError:
+            raise StreamError(f"the option {name} is {given!r}; it must be names between commas") from None
+    return [each.strip() for each in given.split(",") if each.strip()]

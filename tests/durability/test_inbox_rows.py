@@ -1,0 +1,205 @@
+"""The rows of a batch that comes as files: what cannot be a call is a dead letter, and what was decided stays so."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headrace import App, Context
+from headrace.durability.inbox import Closed, held, waiting
+from headrace.durability.store import Store
+from headrace.errors import AppChanged, LogBroken
+from tests.durability.hand import memory
+from tests.durability.inbox_world import Engine, close, dead_rows, log_batch, notes, settle, start, table
+
+# --- rows that cannot be calls ----------------------------------------------------------------------------------------
+
+BAD_TEXT = pa.StringArray.from_buffers(3, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xffb"))
+FAR = pa.array([0, 1 << 61, -(1 << 61)], pa.int64())
+MAPS = pa.array([[("a", 1)], [("a", 1), ("a", 2)], None], pa.map_(pa.string(), pa.int64()))
+STRANGE: list[Any] = [
+    BAD_TEXT,
+    FAR.cast(pa.timestamp("us", tz="UTC"), safe=False),
+    FAR.cast(pa.timestamp("us"), safe=False),
+    pa.array([1, 1 << 30, -(1 << 30)], pa.int32()).cast(pa.date32()),
+    FAR.cast(pa.duration("us")),
+    MAPS,
+    pa.array([[1], None, [2, 3]], pa.list_(pa.int64())),
+    pa.array([{"x": 1}, None, {"x": None}], pa.struct([("x", pa.int64())])),
+    pa.array([b"a", b"\xff", None], pa.binary()),
+    pa.array([True, False, None]),
+    pa.array([1.5, float("nan"), float("inf")]),
+    pa.array([1, (1 << 64) - 1, 0], pa.uint64()),
+    pa.array([None, None, None], pa.null()),
+    pa.array([datetime.time(1), None, datetime.time(2)]),
+    pa.array(["1", "[1, ", "[" * 100_000]),
+    pa.array(["a", "\ud800".encode("utf-16", "surrogatepass").decode("utf-16", "replace"), ""]),
+]
+
+strange = App("strange")
+thing = strange.operator("thing")
+
+
+@thing.register
+def take(ctx: Context, value: Any) -> None:
+    ctx.put(value)
+
+
+@thing.register
+def take_int(ctx: Context, value: int) -> None:
+    ctx.put(value)
+
+
+@thing.register
+def take_days(ctx: Context, value: dict[str, datetime.date]) -> None:
+    ctx.put(value)
+
+
+@pytest.mark.parametrize("role", ["key", "arg0", "args", "id", "function", "call", "in a list", "in a map"])
+def test_whatever_is_in_a_row_it_runs_or_it_is_a_dead_letter(role: str) -> None:
+    """And it is the same after a restart that reads the batch again."""
+    texts = [column for column in STRANGE if pa.types.is_string(column.type)]
+    columns_of_role = {"args": texts, "id": texts, "call": [column.cast(pa.binary()) for column in texts]}
+    for column in columns_of_role.get(role, STRANGE):
+        for function in ("thing.take", "thing.take_int", "thing.take_days", "thing.none"):
+            columns: dict[str, Any] = {"key": pa.array(["a", "b", "c"]), "arg0": pa.array([1, 2, 3]), role: column}
+            if role == "args":
+                del columns["arg0"]
+            if role == "function":
+                function = ""
+            if role == "call":
+                columns = {"call": column}
+            if role.startswith("in"):
+                del columns[role]
+                offsets = pa.array([0, 1, 2, 3], pa.int32())
+                keys = pa.array(["x", "y", "z"])
+                nested = pa.MapArray.from_arrays(offsets, keys, column)
+                columns["arg0"] = pa.ListArray.from_arrays(offsets, column) if role == "in a list" else nested
+            store = memory()
+            engine = start(store, strange)
+            close(store, 0, pa.table(columns), function=function)
+            log_batch(engine, 0)
+            assert held(store) == set(), (column.type, function)
+            assert waiting(store) == [("q", 0)]
+            before = dead_rows(store)
+            engine = settle(start(store, strange))
+            assert (held(store), waiting(store)) == (set(), []), (column.type, function)
+            assert dead_rows(store) == before
+            ran = engine.hand.core.committed + engine.hand.core.aborted
+            assert ran + len(before) == 3, (column.type, function, ran, before)
+            close(store, 1, pa.table({"key": ["z"], "arg0": [1]}), function="thing.take")
+            assert settle(engine).hand.state()["thing", "z"] == 1, "the stream goes on"
+
+
+def test_parts_of_a_batch_may_differ_in_type_where_one_has_only_nulls() -> None:
+    store = memory()
+    engine = start(store)
+    empty = pa.table({"key": pa.array([None], pa.string()), "arg0": pa.array([None], pa.null())})
+    close(store, 0, table([1]), empty, table([2]))
+    assert notes(settle(engine)) == [1, 2]
+    assert dead_rows(store) == [("q", 0, 1)]
+
+
+def test_dead_letters_are_those_of_the_limits_that_the_batch_was_logged_under() -> None:
+    """The first engine ends when it has written them, and has not logged the batch."""
+    store = memory()
+    first = start(store, key_bytes_max=10)
+    close(store, 0, table([1], "k" * 20), table([2]), table([3], None))
+    first.taker.look(lambda *item: None)
+    assert dead_rows(store) == [("q", 0, 0), ("q", 0, 2)]
+    engine = settle(start(store, key_bytes_max=100))
+    assert notes(engine, "k" * 20) == [1]
+    assert dead_rows(store) == [("q", 0, 2)]
+
+
+# --- what may change between two runs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epochs", range(4))
+@pytest.mark.parametrize("smaller", [{"key_bytes_max": 10}, {"request_id_bytes_max": 10}, {"value_bytes_max": 16}])
+def test_a_batch_in_the_log_is_judged_by_the_limits_of_then(smaller: dict[str, int], epochs: int) -> None:
+    more = {"id": pa.array(["i" * 20, "j" * 20, "k" * 300], pa.string())}
+    for first, then in ((smaller, {}), ({}, smaller)):
+        store = memory()
+        engine = start(store, epoch_transactions_max=1, **first)
+        close(store, 0, table([1, 2, 3], "k" * 20, **more))
+        log_batch(engine, epochs)
+        refused = dead_rows(store)
+        engine = settle(start(store, epoch_transactions_max=2, **then))
+        assert dead_rows(store) == refused
+        ran = [1, 2, 3] if not refused else [uid for uid in (1, 2, 3) if ("q", 0, uid - 1) not in refused]
+        assert notes(engine, "k" * 20) == ran
+        assert (held(store), waiting(store)) == (set(), [])
+
+
+def version(number: int) -> App:
+    """The second counts twice, and has another signature for `gone`."""
+    made = App("versions")
+    counter = made.operator("counter")
+
+    @counter.register
+    def count(ctx: Context, uid: int) -> int:
+        ctx.put(ctx.get(0) + number)
+        return int(ctx.get())
+
+    if number == 1:
+
+        @counter.register
+        def gone(ctx: Context, uid: int) -> None:
+            ctx.put(uid)
+
+    return made
+
+
+OLD, NEW = version(1), version(2)
+
+
+@pytest.mark.parametrize("epochs", range(4))
+def test_other_code_goes_on_with_a_batch_that_is_half_in_epochs_if_a_snapshot_covers_them(epochs: int) -> None:
+    store = memory()
+    engine = start(store, OLD, epoch_transactions_max=1)
+    close(store, 0, table([1, 2, 3]), function="counter.count")
+    log_batch(engine, epochs)
+    if epochs:
+        with pytest.raises(AppChanged, match=r"epoch 1 .* was logged by other code"):
+            start(store, NEW)
+        engine = start(store, OLD, epoch_transactions_max=1, snapshot_interval_us=1)
+        log_epochs(engine, store)
+    engine = settle(start(store, NEW))
+    done = {0: 0, 1: 3, 2: 3, 3: 3}[epochs]
+    assert engine.hand.state() == {("counter", "a"): done + 2 * (3 - done)}
+    assert waiting(store) == []
+
+
+def log_epochs(engine: Engine, store: Store) -> None:
+    """All that is in the log runs, and a snapshot is made of it."""
+    engine.hand.settle()
+    engine.hand.take_snapshot()
+
+
+def test_other_code_that_would_refuse_other_rows_of_a_logged_batch_does_not_start() -> None:
+    store = memory()
+    engine = start(store, OLD)
+    close(store, 0, table([1, 2, 3]), function="counter.gone")
+    log_batch(engine, 0)
+    with pytest.raises(AppChanged, match=r"batch 0 of query q .* refused 0 of its rows; this code refuses 3"):
+        start(store, NEW)
+    assert settle(start(store, OLD)).hand.state() == {("counter", "a"): 3}
+
+
+def test_a_segment_that_the_log_names_and_that_is_gone_is_told_by_name() -> None:
+    store = memory()
+    closed = close_in_log(store)
+    store.delete(closed.segments[0].name)
+    with pytest.raises(LogBroken, match=f"{closed.segments[0].name}.*backup"):
+        start(store)
+
+
+def close_in_log(store: Store) -> Closed:
+    engine = start(store)
+    closed = close(store, 0, table([1, 2, 3]))
+    log_batch(engine, 0)
+    return closed
