@@ -78,4 +78,4 @@ def descendants(process: int) -> list[int]:
 
 def between(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
     """How many cores each used, meanwhile."""
-    return {name: round((after[name] - before.get(name, 0.0)) / seconds, 2) for name in sorted(after)}
+    return {name: round(max(0.0, after[name] - before.get(name, 0.0)) / seconds, 2) for name in sorted(after)}

@@ -30,6 +30,8 @@ NAIVE_ROWS, NAIVE_BATCHES, NAIVE_WARM = 200_000, 12, 4
 PATIENCE_S = 120.0
 
 SETTINGS = {"spark_driver_memory": "1g", "spark_sql_streaming_numRecentProgressUpdates": "2000"}
+# A JVM that lives for minutes on few cores: its second compiler and its second collector cost more than they bring.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Plan(NamedTuple):
@@ -71,13 +73,20 @@ def through(
     from headrace.spark import session
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    made = session("headrace-bench", **SETTINGS) if spark is None else spark
+    made = session("headrace-bench", **settings()) if spark is None else spark
     try:
         with folder_on_disk(where) as folder:
             return measure(made, folder, keys, plan, progress, config) | {"load_before": round(load, 1)}
     finally:
         if spark is None:
             made.stop()
+
+
+def settings() -> dict[str, str]:
+    from headrace.spark.session import LOCAL_DEFAULTS
+
+    own = LOCAL_DEFAULTS["spark.driver.extraJavaOptions"]
+    return SETTINGS | {"spark_driver_extraJavaOptions": f"{own} {JAVA_OPTIONS}"}
 
 
 def measure(

@@ -2,7 +2,7 @@
 
     calls/<query>@<batch>@<part>   rows of a batch, as Arrow files; every attempt writes its own
     inbox/<query>@<batch>          the batch is closed: which segments it consists of, in which order
-    taken/<query>@<batch>          the last batch that was taken, without content
+    taken/<query>@<batch>          the last batch that was taken: how many rows it had
     refused/<query>@<batch>        why the engine does not take it; while its name is in the inbox, it may yet
 
 Rules:
@@ -103,12 +103,40 @@ def close_batch(store: Store, closed: Closed) -> bool:
     query, batch = closed.source
     taken = last_taken(store, query)
     if batch <= taken:
+        check_repeat(store, closed)
         return False
     if batch > taken + 1 and not store.exists(name_of((query, batch - 1))):
         taken = last_taken(store, query)  # it may have been taken just now
         if batch > taken + 1:
             raise gap(query, batch, taken)
-    return store.create(name_of(closed.source), with_checksum(msgspec.to_builtins(closed)))
+    if store.create(name_of(closed.source), with_checksum(msgspec.to_builtins(closed))):
+        return True
+    check_repeat(store, closed)
+    return False
+
+
+def check_repeat(store: Store, closed: Closed) -> None:
+    """A batch that comes again is the same one, or its source has forgotten what it had planned: it would pass over the
+    rows that were not in the first."""
+    rows = rows_known(store, closed.source)
+    if rows is not None and rows != closed.rows:
+        raise StreamError(
+            f"batch {closed.batch} of query {closed.query} was closed with {rows} rows, and comes again with "
+            f"{closed.rows}: its checkpoint has lost what was planned, as a disk may when the power fails. What was "
+            "closed runs once, as it was. Start the query with a new checkpoint location, behind what it has read"
+        )
+
+
+def rows_known(store: Store, source: tuple[str, int]) -> int | None:
+    """How many rows a batch had that was closed; None if that is not known any more."""
+    try:
+        return read_closed(store, source).rows
+    except (ObjectMissing, LogBroken):
+        pass
+    try:
+        return int(store.get(name_of(source, TAKEN)))
+    except (ObjectMissing, ValueError):
+        return None
 
 
 def await_taken(store: Store, source: tuple[str, int], patience_s: float) -> None:
@@ -175,7 +203,8 @@ def take_away(store: Store, source: tuple[str, int]) -> None:
     """All rows of the batch are final. What says so is never lowered, however late an engine that was replaced does."""
     query, batch = source
     if not query.startswith(ONCE):
-        store.create(name_of(source, TAKEN), b"")
+        rows = rows_known(store, source)
+        store.create(name_of(source, TAKEN), b"" if rows is None else str(rows).encode())
         store.delete(name_of((query, batch - 1), TAKEN))
     store.delete(name_of(source))
 

@@ -291,7 +291,7 @@ def spark_store(monkeypatch: pytest.MonkeyPatch) -> SimStore:
 
 def stream_writer(**options: str) -> calls.StreamWriter:
     schema = Schema(["key", "n"])
-    return calls.StreamWriter({"function": "item.note", "args": "n", **options}, schema)  # type: ignore[arg-type]
+    return calls.StreamWriter({"path": "store", "function": "item.note", "args": "n", **options}, schema)  # type: ignore[arg-type]
 
 
 class Schema(list[str]):
@@ -333,7 +333,7 @@ def test_an_abort_when_the_batch_is_in_the_log_leaves_it(spark_store: SimStore) 
 
 @pytest.mark.parametrize("name", ["write-mine", "x" * 180, "../x", "a b", ""])
 def test_a_table_has_a_name_that_objects_can_have(name: str, spark_store: SimStore) -> None:
-    options = {"function": "item.note", "args": "n", "name": name}
+    options = {"path": "store", "function": "item.note", "args": "n", "name": name}
     if name:
         with pytest.raises(StreamError, match="name"):
             calls.TableWriter(options, Schema(["key", "n"]))  # type: ignore[arg-type]
@@ -364,7 +364,8 @@ def test_a_runtime_takes_batches_on_a_real_store_once(kind: str, tmp_path: Path,
                 close(store, number, table(uids[:20]), table(uids[20:]))
                 close(store, number, table(uids[30:]), table(uids[:30]))
                 await_taken(store, ("q", number), 60)
-            close(store, number, table([0]), table([1]))
+            with pytest.raises(StreamError, match="comes again with 2"):
+                close(store, number, table([0]), table([1]))
             expected = [100 * batch + at for batch in range(number + 1) for at in range(50)]
             assert runtime.get(item, "a") == expected
             assert runtime.metrics()["source_rows"] == 100
@@ -430,3 +431,21 @@ def test_take_away_never_lowers_what_was_taken() -> None:
     for number in (0, 1, 2, 1):
         take_away(store, ("q", number))
     assert last_taken(store, "q") == 2
+
+
+def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_or_not(tmp_path: Path) -> None:
+    """As after a loss of power that took away what Spark had planned."""
+    store = open_store(tmp_path)
+
+    def closed(rows: int) -> Closed:
+        table = pa.table({"key": ["a"] * rows, "arg0": [1] * rows})
+        return Closed("q", 0, "account.deposit", [write_segment(store, "q", 0, 0, table)])
+
+    assert close_batch(store, closed(3))
+    assert not close_batch(store, closed(3))
+    with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 4"):
+        close_batch(store, closed(4))
+    take_away(store, ("q", 0))
+    assert not close_batch(store, closed(3))
+    with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 2"):
+        close_batch(store, closed(2))

@@ -45,7 +45,7 @@ class Numbers(Epochs):
 
 
 def begin(can_append: bool, options: Mapping[str, str] | None = None) -> tuple[Disk, Log, EpochStream]:
-    disks["here"] = disk = Disk(can_append)
+    disks["memory://here"] = disk = Disk(can_append)
     return disk, Log.take_over(disk.store(), "replies", segment_bytes=400), stream(**(options or {}))
 
 
@@ -54,7 +54,7 @@ def at(epoch: int) -> dict[str, Any]:
 
 
 def stream(**options: Any) -> EpochStream:
-    return EpochStream(Numbers({"path": "here"} | {name: str(value) for name, value in options.items()}))
+    return EpochStream(Numbers({"path": "memory://here"} | {name: str(value) for name, value in options.items()}))
 
 
 def read(reader: Any, partitions: Any) -> list[tuple[int, bytes]]:
