@@ -178,7 +178,7 @@ def test_what_changes_no_result_changes_no_fingerprint(
 def test_a_fingerprint_is_the_same_in_every_process_and_under_every_hash_seed() -> None:
     script = (
         "from headrace.model.fingerprint import fingerprint;"
-        "import examples.shopping_cart as c, headrace.cli.bank as b;"
+        "import examples.shopping_cart as c, headrace.cli.travel as b;"
         "print(fingerprint(c.app).digest, fingerprint(b.app).digest)"
     )
     said = {

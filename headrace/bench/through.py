@@ -23,7 +23,7 @@ from headrace.bench.stores import file_system, folder_on_disk
 from headrace.config import Config
 
 WANTED_PER_S, WANTED_P99_MS, WANTED_RATIO, WANTED_FIXED_MS = 100_000, 1_000, 1 / 6, 250
-WARM_UP_PER_S, TINY_PER_S = 40_000, 200
+WARM_UP_PER_S, TINY_PER_S = 100_000, 200
 SETTLE_S, AFTER_S = 2.0, 1.0  # at a new rate, before rows count; and after the last that does
 STEP, STEPS_MAX, NEAR = 1.3, 7, 0.06  # of the search: how far apart, how many, and when it is near enough
 NAIVE_ROWS, NAIVE_BATCHES, NAIVE_WARM = 200_000, 12, 4
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
     """How long all takes."""
 
     seconds: float = 8.0  # at each rate
-    warm_up_s: float = 15.0  # a JVM is slow at first
+    warm_up_s: float = 20.0  # a JVM is slow at first
     tiny_s: float = 5.0
     first_per_s: float = WANTED_PER_S
     steps_max: int = STEPS_MAX

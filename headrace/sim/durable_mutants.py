@@ -389,7 +389,7 @@ DURABLE_MUTANTS = (
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),
     Mutant("what is old is deleted before the log says so", keeper.Desk, "save", deletes_at_once, 126),
     Mutant("objects of snapshots do not carry the term", manifests.Place, "_stem", writes_without_a_term),
-    Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 27),
+    Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 348),
     Mutant(
         "who takes over reads, and then announces itself",
         takeover,
