@@ -45,8 +45,7 @@ CLUSTER_DEFAULTS = {  # executors elsewhere have to reach the driver
 
 def session(name: str = "headrace", *, master: str = "local[2]", **settings: str) -> SparkSession:
     """The Spark session to use. One that you made is handed back as it is, with the data sources registered; else a
-    local one is started. Settings are Spark's own, with `_` for `.` in their names: `session(spark_driver_memory="2g")`.
-    """
+    local one is started. Settings are Spark's own, with `_` for `.`: `session(spark_driver_memory="2g")`."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return register(active)
