@@ -21,7 +21,7 @@ from headrace.config import Config
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
 from headrace.core.program import Program
-from headrace.durability.inbox import Closed, read_segment, stem_of
+from headrace.durability.inbox import Closed, read_segment, stem_of, waiting
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
 from headrace.wire.messages import Run, id_of
@@ -50,7 +50,7 @@ def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
     tables = [read_segment(store, segment) for segment in closed.segments if segment.rows]
     batch = admit(closed, pa.concat_tables(tables, promote_options="default") if tables else None, admission)
     batch.closed = closed
-    batch.stored = msgspec.msgpack.encode((closed, admission.program.config.limits(), sorted(batch.refused)))
+    batch.stored = msgspec.msgpack.encode((closed, judged_by(admission.program.config), sorted(batch.refused)))
     return batch
 
 
@@ -345,8 +345,14 @@ def args_of(cells: dict[str, Any]) -> list[Any]:
     return [cells[f"arg{at}"] for at in range(len(names))]
 
 
-def dead_names(store: Store) -> list[str]:
-    return store.list(f"{DEAD}/")
+def dead_names(store: Store, is_final: bool = True) -> list[str]:
+    """Without those of batches that are under way: an engine that takes one over may judge its rows otherwise. Who has
+    seen that they are not any more asks for all."""
+    names = store.list(f"{DEAD}/")
+    if not is_final:
+        return names
+    hidden = {f"{DEAD}/{stem_of(source)}" for source in waiting(store)}  # looked at afterwards: what is gone is final
+    return [name for name in names if name not in hidden]
 
 
 def read_dead(store: Store, name: str) -> pa.Table:

@@ -122,8 +122,9 @@ def check_repeat(store: Store, closed: Closed) -> None:
     if rows is not None and rows != closed.rows:
         raise StreamError(
             f"batch {closed.batch} of query {closed.query} was closed with {rows} rows, and comes again with "
-            f"{closed.rows}: its checkpoint has lost what was planned, as a disk may when the power fails. What was "
-            "closed runs once, as it was. Start the query with a new checkpoint location, behind what it has read"
+            f"{closed.rows}; what was closed runs once, as it was. If it is a table, this name has run: give another "
+            "one. If it is a stream, it gives other rows each time, or its checkpoint has lost what was planned, as a "
+            "disk may when the power fails: start it with a new checkpoint location, behind what it has read"
         )
 
 

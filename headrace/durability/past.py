@@ -20,6 +20,7 @@ from headrace.core.journal import Snapshot
 from headrace.core.program import Table
 from headrace.core.restore import Left, Logged, restore
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
+from headrace.durability.inbox import take_away
 from headrace.durability.log import Log, bounds, read_log
 from headrace.durability.migration import migrate
 from headrace.durability.records import BatchHeader, EpochHeader, Records, unpack
@@ -210,6 +211,8 @@ class Past:
         snapshot = Snapshot(replay.epoch, 1, entities, meta, True)
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
         new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
+        for query, (batch, *_) in meta["sources"].items():
+            take_away(new, (query, batch))  # so that the query may go on
         replies.close()
         log.close()
         new.create(IDENTITY, with_checksum(identity))  # last: what is half made is no store

@@ -84,6 +84,11 @@ def open_store(where: str | Path) -> Store:
     return DirectoryStore(where)
 
 
+def place_of(store: Store) -> str:
+    """What opens the same store in another process."""
+    return str(getattr(store, "place", store.url))
+
+
 @lru_cache(4096)
 def check_name(name: str) -> str:
     """Refuses whatever could leave the store or hide in it: empty parts, "..", leading dots, strange characters."""

@@ -70,10 +70,12 @@ class Driver(ABC):
         self._closed = False
         self._keeper: Keeper | None = None
         self._intake: Intake | None = None
-        self.store_url = None if opened is None else opened.store.url
+        self.store_url: str | None = None
         if opened is not None:
             from headrace.durability.keeper import Keeper
+            from headrace.durability.store import place_of
 
+            self.store_url = place_of(opened.store)
             self._keeper = Keeper(opened, self._tell)
         name = secrets.token_hex(8) if opened is None else str(opened.identity["cluster"])
         self._externals = Externals(app, core.program.values, name, self._tell)

@@ -267,4 +267,9 @@ class TableWriter(Writer, DataSourceArrowWriter):
             await_taken(store_of(self.options), closed.source, self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The segments stay: whether the batch was closed, and has run since, nobody can tell."""
+        """If all tasks wrote theirs, the commit failed: whether the batch was closed, and has run since, nobody can
+        tell, and the segments stay."""
+        written = [message for message in messages if isinstance(message, Written)]
+        if len(written) < len(messages):
+            for message in written:
+                discard(store_of(self.options), message.segments)

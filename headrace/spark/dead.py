@@ -68,7 +68,7 @@ class DeadStream(DataSourceStreamReader):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         names = []
-        for name in dead_names(store_of(self.options)):
+        for name in dead_names(store_of(self.options), is_final=False):
             query, batch = source_of(name)
             if start.get(query, -1) < batch <= end.get(query, -1):
                 names.append(name)

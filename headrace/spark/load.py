@@ -47,7 +47,7 @@ from headrace.durability.columns import Columns
 from headrace.durability.identity import identity_of
 from headrace.durability.layers import by_shard
 from headrace.durability.manifests import Stored
-from headrace.durability.store import Store, open_store
+from headrace.durability.store import Store, open_store, place_of
 from headrace.durability.typed import Shape, declared
 from headrace.durability.views import Moment, View
 from headrace.errors import BadKey, HeadraceError, StreamError, UnknownFunction
@@ -244,7 +244,7 @@ class Load:
     ) -> None:
         self.df, self.plan, self.bulk, self.operator, self.config = df, plan, bulk, operator, config
         self.replace = replace
-        self.url = bulk.store.url
+        self.url = place_of(bulk.store)
         self.target = Target(bulk.place, placed(operator), config.shards)
         self.groups = groups_for(df, config.shards)
 

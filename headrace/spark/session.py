@@ -56,10 +56,15 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
         os.environ.setdefault(variable, str(WORKER_PYTHON) if starts_sooner(master) else sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     defaults = LOCAL_DEFAULTS if master.startswith("local") else CLUSTER_DEFAULTS
-    for key, value in (defaults | {key.replace("_", "."): value for key, value in settings.items()}).items():
+    for key, value in (defaults | {spelled(key): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():
         return register(builder.getOrCreate())
+
+
+def spelled(key: str) -> str:
+    """The name of a setting as Spark has it; one that has dots may have a `_` of its own."""
+    return key if "." in key else key.replace("_", ".")
 
 
 def starts_sooner(master: str) -> bool:

@@ -13,6 +13,9 @@ import pyarrow as pa
 import pytest
 
 from headrace import Config, Runtime
+from headrace.core.ingress import Admission
+from headrace.core.program import Program
+from headrace.durability.calls import Shelf, read_calls
 from headrace.durability.identity import with_checksum
 from headrace.durability.inbox import (
     Closed,
@@ -24,10 +27,11 @@ from headrace.durability.inbox import (
     waiting,
     write_segment,
 )
-from headrace.durability.store import DirectoryStore, open_store
+from headrace.durability.store import DirectoryStore, open_store, place_of
 from headrace.errors import Fenced, StoreError, StreamError
 from headrace.sim.disk import SimStore
 from headrace.spark import calls
+from headrace.wire.messages import Run
 from tests.durability.hand import memory
 from tests.durability.inbox_world import (
     World,
@@ -449,3 +453,21 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 2"):
         close_batch(store, closed(2))
+
+
+def test_a_bucket_is_opened_again_elsewhere_with_its_options() -> None:
+    store = open_store("s3://bucket/bank?endpoint=http://127.0.0.1:1&region=eu-west-1&allow_http=true")
+    assert store.url == "s3://bucket/bank"
+    assert open_store(place_of(store)).endpoint == store.endpoint == "http://127.0.0.1:1"  # type: ignore[attr-defined]
+
+
+def test_a_worker_judges_rows_by_the_limits_that_they_were_taken_under(tmp_path: Path) -> None:
+    """An id that was too long when the batch was closed, and would not be today."""
+    store = open_store(tmp_path)
+    rows = pa.table({"key": ["a", "b"], "arg0": [1, 2], "id": ["short", "l" * 300]})
+    closed = Closed("q", 0, "item.note", [write_segment(store, "q", 0, 0, rows)])
+    taken = read_calls(store, closed, Admission(Program(app, Config())))
+    assert list(taken.refused) == [1]
+    shelf = Shelf(store, Program(app, Config(request_id_bytes_max=1_000)))
+    run = Run(1, "serial", (1, 2, 1), 0, [], [], None, [], [], stored=[(taken.stored or b"", 0, 1)])
+    assert shelf.fill(run).keys == ["a"]
