@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 from headrace.spark.java import find_java
 from headrace.spark.sources import register
 
+LOG = logging.getLogger("headrace.spark")
 LOGGING = Path(__file__).with_name("log4j2.properties")
 WORKER_PYTHON = Path(__file__).with_name("worker-python")
 
@@ -59,7 +61,16 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
     for key, value in (defaults | {spelled(key): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():
-        return register(builder.getOrCreate())
+        made = builder.getOrCreate()
+    keep_quiet(made)
+    return register(made)
+
+
+def keep_quiet(spark: SparkSession) -> None:
+    """A task that is stopped hangs up on the server that gathers the tasks' counters, which would print that."""
+    server = getattr(spark.sparkContext, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda *_: LOG.debug("a task hung up", exc_info=True)
 
 
 def spelled(key: str) -> str:

@@ -499,6 +499,6 @@ def notes(engine: Engine, key: str = "a") -> list[int]:
 def dead_rows(store: Store) -> list[tuple[str, int, int]]:
     return [
         (each["query"], each["batch"], each["row"])
-        for name in dead_names(store)
+        for name in dead_names(store, is_final=False)
         for each in read_dead(store, name).to_pylist()
     ]

@@ -27,6 +27,7 @@ from tests.process.test_cluster import is_alive
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).parent.parent.parent
+KILLS = int(os.environ.get("HEADRACE_KILLS", "1"))  # more take half a minute each
 ACCOUNTS = 20
 
 
@@ -118,7 +119,7 @@ def test_each_request_is_answered_once_though_it_is_killed_in_the_middle(kafka: 
     clients = Clients(kafka, 11)
     server = Server(kafka, store)
     try:
-        for _ in range(2):
+        for _ in range(KILLS):
             before = kafka.count("kill-out")
             until(lambda before=before: kafka.count("kill-out") > before)
             time.sleep(chance.uniform(0, 2))
