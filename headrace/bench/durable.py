@@ -10,8 +10,9 @@ the end the store is copied as it is, as if power had failed, and an engine begi
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -51,6 +52,15 @@ def lap(runtime: Driver, parts: Parts) -> Lap:
     return Lap(sum(len(answer.tids) - len(answer.failures) for answer in answers), elapsed, lag.laps_s[0])
 
 
+@contextlib.contextmanager
+def accounts_log_changes(is_on: bool) -> Iterator[None]:
+    was, ycsb.account.changes = ycsb.account.changes, is_on
+    try:
+        yield
+    finally:
+        ycsb.account.changes = was
+
+
 def durable(
     workers: int,
     keys: int,
@@ -63,25 +73,8 @@ def durable(
     changes: bool = False,
 ) -> dict[str, Any]:
     """The whole benchmark. `transactions` are those of a repeat on each side; with `changes` accounts log them."""
-    was, ycsb.account.changes = ycsb.account.changes, changes
-    try:
-        return measure(workers, keys, theta, transactions, repeats, seconds, where, progress)
-    finally:
-        ycsb.account.changes = was
-
-
-def measure(
-    workers: int,
-    keys: int,
-    theta: float,
-    transactions: int,
-    repeats: int,
-    seconds: float,
-    where: Path | None,
-    progress: Callable[[int], None],
-) -> dict[str, Any]:
     laps: list[tuple[Lap, Lap]] = []
-    with folder_on_disk(where) as folder:
+    with accounts_log_changes(changes), folder_on_disk(where) as folder:
         store = WatchedStore(folder / "store")
         with begin(workers) as plain, begin(workers, store) as kept:
             sides = (plain, kept)

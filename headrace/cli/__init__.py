@@ -77,10 +77,12 @@ def run(
         typer.Option(help="Where its log and snapshots are: a folder, or s3://bucket/prefix. Without one, in memory."),
     ] = None,
     kafka: Annotated[str | None, typer.Option(help="Kafka brokers, as in broker:9092, to be served too.")] = None,
-    requests: Annotated[str, typer.Option(help="With --kafka: topics that requests come from, between commas.")] = (
-        "requests"
-    ),
-    replies: Annotated[str, typer.Option(help="With --kafka: the topic that replies go to.")] = "replies",
+    requests: Annotated[
+        str | None, typer.Option(help="With --kafka: topics that requests come from, between commas; else requests.")
+    ] = None,
+    replies: Annotated[
+        str | None, typer.Option(help="With --kafka: the topic that replies go to; else replies.")
+    ] = None,
     kafka_config: Annotated[
         str | None, typer.Option(help="With --kafka: a file of properties of Kafka's clients, for security and such.")
     ] = None,
@@ -97,7 +99,11 @@ def run(
     """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""
     from headrace.cli.serve import FromKafka, OnSpark, serve
 
-    source = None if kafka is None else FromKafka(kafka, requests, replies, kafka_config, checkpoint)
+    if kafka is None and (requests or replies or kafka_config or checkpoint):
+        raise typer.BadParameter("topics, a checkpoint and settings of Kafka go with --kafka", param_hint="--kafka")
+    source = None
+    if kafka is not None:
+        source = FromKafka(kafka, requests or "requests", replies or "replies", kafka_config, checkpoint)
     if conf and master is None:
         raise typer.BadParameter("settings of Spark go with --master", param_hint="--conf")
     on = None if master is None else OnSpark.parse(master, conf or [])

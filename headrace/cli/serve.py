@@ -62,7 +62,9 @@ class OnSpark:
 
     @property
     def is_local(self) -> bool:
-        return self.master == "local" or self.master.startswith("local[")
+        from headrace.spark.session import is_local
+
+        return is_local(self.master)
 
 
 def serve(

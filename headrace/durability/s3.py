@@ -58,7 +58,7 @@ class S3Store:
         if self.prefix:
             check_name(self.prefix)
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
-        self.place = url  # with its options
+        self.address = url  # with its options
         self.endpoint = options.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL_S3") or _environment_endpoint()
         config = _config(self.endpoint, options)
         client: ClientConfig = {

@@ -84,9 +84,9 @@ def open_store(where: str | Path) -> Store:
     return DirectoryStore(where)
 
 
-def place_of(store: Store) -> str:
+def address_of(store: Store) -> str:
     """What opens the same store in another process."""
-    return str(getattr(store, "place", store.url))
+    return str(getattr(store, "address", store.url))
 
 
 @lru_cache(4096)

@@ -73,9 +73,9 @@ class Driver(ABC):
         self.store_url: str | None = None
         if opened is not None:
             from headrace.durability.keeper import Keeper
-            from headrace.durability.store import place_of
+            from headrace.durability.store import address_of
 
-            self.store_url = place_of(opened.store)
+            self.store_url = address_of(opened.store)
             self._keeper = Keeper(opened, self._tell)
         name = secrets.token_hex(8) if opened is None else str(opened.identity["cluster"])
         self._externals = Externals(app, core.program.values, name, self._tell)

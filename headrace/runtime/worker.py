@@ -24,7 +24,7 @@ import msgspec
 from headrace.config import Config
 from headrace.core.channel import Received, Send, SetTimer, Tick
 from headrace.core.worker import Worker
-from headrace.errors import BadMessage, HeadraceError, ModelError
+from headrace.errors import BadMessage, HeadraceError, ModelError, WrongStore
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime import garbage
 from headrace.runtime.clock import Clock, system_clock
@@ -122,7 +122,7 @@ class Node:
         self._line, self._clock = line, clock or system_clock()
         self.worker = Worker(app, config, job.number)
         self._store = job.store
-        self._shelf: Shelf | None = None
+        self._shelf: Shelf | None = self._open_shelf() if job.store is not None and "://" in job.store else None
         self.network = Network(job.number, Keys.new(), self.read_line, job.host)
         self.network.meet(COORDINATOR, job.coordinator.key, None)  # it says where it is once it knows this one's key
         self.network.watch(line.fileno())
@@ -146,12 +146,20 @@ class Node:
         if frame.term < self.worker.channels.term:
             return frame  # not heard anyway, and what it names may be gone
         if self._shelf is None:
-            from headrace.durability.calls import Shelf
-            from headrace.durability.store import open_store
-
-            assert self._store is not None
-            self._shelf = Shelf(open_store(self._store), self.worker.like)
+            self._shelf = self._open_shelf()
         return msgspec.structs.replace(frame, body=self._shelf.fill(frame.body))
+
+    def _open_shelf(self) -> Shelf:
+        """Of a bucket at the start: what this machine lacks to read it is told then. A folder was seen by its host."""
+        from headrace.durability.calls import Shelf
+        from headrace.durability.identity import identity_of
+        from headrace.durability.store import open_store
+
+        assert self._store is not None
+        store = open_store(self._store)
+        if identity_of(store) is None:
+            raise WrongStore(f"a worker finds nothing at {self._store}, where the coordinator has its store")
+        return Shelf(store, self.worker.like)
 
     def read_line(self) -> None:
         for message in self._line.receive():

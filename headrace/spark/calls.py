@@ -45,7 +45,7 @@ from headrace.durability.inbox import (
 from headrace.durability.store import Store, check_name
 from headrace.errors import ObjectMissing, StoreError, StreamError, UnknownFunction
 from headrace.spark.options import located, names, store_of, whole
-from headrace.spark.tasks import settle
+from headrace.spark.tasks import gathered, settle
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells the tasks of a micro-batch
 SEGMENT_BYTES = 64 << 20
@@ -115,9 +115,8 @@ class Wanted:
                 f"{self.function}({parameters}) cannot be called with the {count} columns {list(self.args)}"
             )
 
-    def table(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        """Their columns as a segment has them."""
-        table = pa.Table.from_batches(batches)
+    def columns_of(self, table: pa.Table) -> pa.Table:
+        """As a segment has them."""
         columns: dict[str, Any] = {"key": table.column(self.key)} if self.key else {}
         columns |= {f"arg{at}": table.column(name) for at, name in enumerate(self.args)}
         if self.args_json:
@@ -184,17 +183,10 @@ class Writer:
 
     def _write(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int, partition: int) -> Written:
         store = store_of(self.options)
-        segments: list[Segment] = []
-        some: list[pa.RecordBatch] = []
-        size = 0
-        for each in iterator:
-            some.append(each)
-            size += each.nbytes
-            if size >= SEGMENT_BYTES:
-                segments.append(write_segment(store, query, batch, partition, self.wanted.table(some)))
-                some, size = [], 0
-        if sum(each.num_rows for each in some):
-            segments.append(write_segment(store, query, batch, partition, self.wanted.table(some)))
+        segments = [
+            write_segment(store, query, batch, partition, self.wanted.columns_of(rows))
+            for rows in gathered(iterator, SEGMENT_BYTES)
+        ]
         settle()
         return Written(query, batch, partition, segments)
 

@@ -34,7 +34,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
 from pyspark.sql.streaming import StreamingQuery
 
-from headrace.durability.store import Store, open_store, place_of
+from headrace.durability.store import Store, address_of, open_store
 from headrace.errors import BadRequest, ConnectorMissing, HeadraceError, StreamError
 from headrace.spark import connector
 from headrace.spark.sources import register
@@ -243,7 +243,7 @@ class Pipeline:
             .option("checkpointLocation", f"{self.checkpoint}/requests")
             .queryName("headrace-requests")
             .trigger(processingTime=TRIGGER)
-            .start(place_of(self.store))
+            .start(address_of(self.store))
         )
 
     def _start_replies(self) -> StreamingQuery:
@@ -252,9 +252,9 @@ class Pipeline:
             read("headrace.replies")
             .option("startingEpoch", self._began.epoch + 1)
             .option("maxEpochsPerBatch", EPOCHS_MAX)
-            .load(place_of(self.store))
+            .load(address_of(self.store))
         )
-        rows = reply_rows(replies, read("headrace.dead").load(place_of(self.store)), self.requests.id)
+        rows = reply_rows(replies, read("headrace.dead").load(address_of(self.store)), self.requests.id)
         sink = ReplyTopic(self.kafka, self._began.since(self.kafka.replies))
         query = (
             rows.writeStream.foreachBatch(sink.write)

@@ -13,6 +13,7 @@ The store is taken over: an app that runs on it stops, and goes on with what was
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import time
@@ -47,7 +48,7 @@ from headrace.durability.columns import Columns
 from headrace.durability.identity import identity_of
 from headrace.durability.layers import by_shard
 from headrace.durability.manifests import Stored
-from headrace.durability.store import Store, open_store, place_of
+from headrace.durability.store import Store, address_of, open_store
 from headrace.durability.typed import Shape, declared
 from headrace.durability.views import Moment, View
 from headrace.errors import BadKey, HeadraceError, StreamError, UnknownFunction
@@ -56,6 +57,7 @@ from headrace.model.fingerprint import fingerprint
 from headrace.model.operator import Operator
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load as app_named
+from headrace.spark.tasks import gathered
 from headrace.spark.transact import quoted
 from headrace.wire.values import shown
 
@@ -229,10 +231,16 @@ def newest(view: View) -> Any:
     return max((each for each in view._manifests()), key=lambda each: each.place, default=None)
 
 
+# Of an app whose own configuration is not known here: nothing is dropped that it may still keep.
+KEEP_ALL = dict.fromkeys(
+    ("reply_retention_us", "request_id_retention_us", "request_ids_max", "queries_max", "snapshots_kept"), 1 << 50
+)
+
+
 def bring_up_to_date(store: Store, app: App, config: Config) -> None:
     """What is in the log, and in no snapshot, is run; what other code has written is migrated."""
     if identity_of(store) is not None and has_more(store, app, newest(View(store, "", app))):
-        Runtime(app, config, store=store).close()
+        Runtime(app, dataclasses.replace(config, **KEEP_ALL), store=store).close()
 
 
 # --- the load ---------------------------------------------------------------------------------------------------------
@@ -244,7 +252,7 @@ class Load:
     ) -> None:
         self.df, self.plan, self.bulk, self.operator, self.config = df, plan, bulk, operator, config
         self.replace = replace
-        self.url = place_of(bulk.store)
+        self.url = address_of(bulk.store)
         self.target = Target(bulk.place, placed(operator), config.shards)
         self.groups = groups_for(df, config.shards)
 
@@ -335,16 +343,8 @@ def groups_for(df: DataFrame, shards: int) -> int:
 def bundle(target: Target, groups: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows by group of shards, each group's as one cell: Spark moves some large cells for a fraction of what it costs
     it to move their rows one by one."""
-    some: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        some.append(batch)
-        size += batch.nbytes
-        if size >= BUNDLE_BYTES:
-            yield from bundles(target, groups, pa.Table.from_batches(some))
-            some, size = [], 0
-    if some:
-        yield from bundles(target, groups, pa.Table.from_batches(some))
+    for table in gathered(batches, BUNDLE_BYTES):
+        yield from bundles(target, groups, table)
 
 
 def bundles(target: Target, groups: int, table: pa.Table) -> Iterator[pa.RecordBatch]:

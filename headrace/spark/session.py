@@ -57,13 +57,18 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, str(WORKER_PYTHON) if starts_sooner(master) else sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
-    defaults = LOCAL_DEFAULTS if master.startswith("local") else CLUSTER_DEFAULTS
+    defaults = LOCAL_DEFAULTS if is_local(master) else CLUSTER_DEFAULTS
     for key, value in (defaults | {spelled(key): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():
         made = builder.getOrCreate()
     keep_quiet(made)
     return register(made)
+
+
+def is_local(master: str) -> bool:
+    """Does Spark run its tasks in this machine's one JVM?"""
+    return master == "local" or master.startswith("local[")
 
 
 def keep_quiet(spark: SparkSession) -> None:
@@ -84,7 +89,7 @@ def starts_sooner(master: str) -> bool:
     home = os.environ.get("SPARK_HOME")
     own = Path(pyspark.__file__).parent
     is_own = own.is_dir() and (home is None or Path(home).resolve() == own.resolve())
-    return is_own and master.startswith("local") and os.access(WORKER_PYTHON, os.X_OK) and os.name == "posix"
+    return is_own and is_local(master) and os.access(WORKER_PYTHON, os.X_OK) and os.name == "posix"
 
 
 @contextlib.contextmanager

@@ -1,9 +1,12 @@
-"""The Python processes in which Spark runs its tasks, one after the other."""
+"""What tasks of Spark's do, in Python processes that run one after the other."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
 
 from headrace.runtime import garbage
 
@@ -16,3 +19,17 @@ def settle() -> None:
     main = sys.modules["__main__"].__spec__
     if main is not None and main.name == "pyspark.daemon":
         garbage.settle()
+
+
+def gathered(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
+    """The rows of a task in tables of about so many bytes; none without a row."""
+    some: list[pa.RecordBatch] = []
+    bytes_so_far = 0
+    for batch in batches:
+        some.append(batch)
+        bytes_so_far += batch.nbytes
+        if bytes_so_far >= size:
+            yield pa.Table.from_batches(some)
+            some, bytes_so_far = [], 0
+    if any(batch.num_rows for batch in some):
+        yield pa.Table.from_batches(some)

@@ -57,7 +57,7 @@ def transact(
         raise StreamError(f"args is a list of column names: args=[{args!r}]")
     wanted = Wanted(name_of(function), key, tuple(args), args_json or "", request_id or "")
     wanted.check(df.columns)
-    where = place_of(runtime, store)
+    where = store_for(runtime, store)
     if runtime is not None and function is not None:
         signature = runtime.engine.program.find(function).signature
         if not args_json and not signature.takes(len(args)):
@@ -94,7 +94,7 @@ def name_of(function: Function | str | None) -> str:
     return function.full_name if isinstance(function, Function) else str(function)
 
 
-def place_of(runtime: Driver | None, store: str | None) -> str:
+def store_for(runtime: Driver | None, store: str | None) -> str:
     if runtime is not None and store is not None:
         raise StreamError("give a runtime or the store of one that runs elsewhere, not both")
     where = store if runtime is None else runtime.store_url

@@ -19,6 +19,7 @@ from headrace.runtime.cluster import Cluster
 from headrace.runtime.hosting import Hosts
 from headrace.runtime.process import Processes
 from headrace.spark.seats import Seats
+from headrace.spark.session import is_local, session
 
 if TYPE_CHECKING:
     from headrace.durability.store import Store
@@ -40,11 +41,7 @@ class SparkCluster(Cluster):
         *,
         spark: SparkSession | None = None,
     ) -> None:
-        if spark is None:
-            from headrace.spark.session import session
-
-            spark = session()
-        hosts = hosts_on(spark, workers)
+        hosts = hosts_on(spark or session(), workers)
         try:
             super().__init__(app, workers, config, mode, clock, store, hosts)
         except BaseException:
@@ -64,7 +61,3 @@ def hosts_on(spark: SparkSession, workers: int) -> Hosts:
     if is_local(context.master or ""):
         return Processes()
     return Seats(context, workers)
-
-
-def is_local(master: str) -> bool:
-    return master == "local" or master.startswith("local[")

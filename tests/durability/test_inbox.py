@@ -27,7 +27,7 @@ from headrace.durability.inbox import (
     waiting,
     write_segment,
 )
-from headrace.durability.store import DirectoryStore, open_store, place_of
+from headrace.durability.store import DirectoryStore, address_of, open_store
 from headrace.errors import Fenced, StoreError, StreamError
 from headrace.sim.disk import SimStore
 from headrace.spark import calls
@@ -458,7 +458,7 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
 def test_a_bucket_is_opened_again_elsewhere_with_its_options() -> None:
     store = open_store("s3://bucket/bank?endpoint=http://127.0.0.1:1&region=eu-west-1&allow_http=true")
     assert store.url == "s3://bucket/bank"
-    assert open_store(place_of(store)).endpoint == store.endpoint == "http://127.0.0.1:1"  # type: ignore[attr-defined]
+    assert open_store(address_of(store)).endpoint == store.endpoint == "http://127.0.0.1:1"  # type: ignore[attr-defined]
 
 
 def test_a_worker_judges_rows_by_the_limits_that_they_were_taken_under(tmp_path: Path) -> None:
