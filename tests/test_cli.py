@@ -75,6 +75,23 @@ def test_what_cannot_be_run_is_said(target: str, reason: str) -> None:
     assert reason in " ".join(said.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--replies", "answers"], "go with --kafka"),
+        (["--conf", "spark.cores.max=2"], "go with --master"),
+        (["--conf", "spark.cores.max=2", "--master", "local[2]"], "starts no Spark: leave --conf out"),
+        (["--conf", "cores=2", "--master", "spark://x:1"], "as in spark.cores.max=8"),
+        (["--kafka", "broker:9092"], "add --store"),
+        (["--mode", "ordered"], "add --workers 2"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words: list[str], reason: str) -> None:
+    said = headrace("run", "examples.bank:app", "--port", "0", *words)
+    assert said.returncode == 2
+    assert reason in " ".join(said.stderr.replace("│", " ").split())
+
+
 def test_the_benchmark_ends_with_one_line_of_json(tmp_path: Path) -> None:
     save = tmp_path / "result.json"
     said = headrace(

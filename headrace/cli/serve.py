@@ -95,6 +95,8 @@ def serve(
         if kafka is not None and store is None:
             raise BadRequest("requests from Kafka go through a store: add --store, a folder or s3://bucket/prefix")
         is_hosted = on is not None and not on.is_local  # else workers are processes beside Spark
+        if on is not None and on.settings and kafka is None and not is_hosted:
+            raise BadRequest(f"--master {on.master} without --kafka starts no Spark: leave --conf out")
         spark = stack.enter_context(in_spark(kafka, on)) if kafka is not None or is_hosted else None
         pipeline = None if kafka is None else stack.enter_context(piped(kafka, str(store), spark))
         if is_hosted:

@@ -435,6 +435,7 @@ class Engine:
             "committed": self.committed,
             "aborted": self.aborted,
             "sources": self.sources.describe(first.number),
+            "has_forgotten": self.sources.has_forgotten,
             "oldest": self.ledger.epochs[0].number,
             "deferred": self.deferred.describe(),
         }

@@ -136,6 +136,7 @@ class SourceBatches:
     def __init__(self, config: Config) -> None:
         self.queries_max = config.queries_max
         self.last: dict[str, tuple[int, Submission]] = {}  # the query that was quiet for longest comes first
+        self.has_forgotten = False  # some query, ever
 
     def last_of(self, query: str) -> int:
         """The number of its last batch; -1 if there was none, or the query is forgotten."""
@@ -147,7 +148,7 @@ class SourceBatches:
         the last one that ran, as its source knows it: it counts if this query may have been forgotten. A source that
         knows that the batch ran has not brought its rows, so it is never new."""
         query, batch = source
-        forgotten = after if len(self.last) >= self.queries_max else -1
+        forgotten = after if self.has_forgotten else -1
         last, ran = self.last.get(query, (forgotten, None))
         if batch == last and ran is not None:
             return ran
@@ -174,6 +175,7 @@ class SourceBatches:
     def _keep(self, query: str, batch: int, submission: Submission) -> None:
         self.last[query] = (batch, submission)
         if len(self.last) > self.queries_max:
+            self.has_forgotten = True
             final = [each for each, (_, ran) in self.last.items() if ran.is_final()]
             del self.last[next((each for each in final if each.startswith(ONCE)), (final or list(self.last))[0])]
 
@@ -194,8 +196,9 @@ class SourceBatches:
             for query, (batch, submission) in self.last.items()
         }
 
-    def restore(self, described: dict[str, Any], epochs: dict[int, Epoch]) -> None:
+    def restore(self, described: dict[str, Any], epochs: dict[int, Epoch], has_forgotten: bool) -> None:
         """`epochs` are those whose replies are still kept; rows of others are answered by a failure."""
+        self.has_forgotten = has_forgotten
         for query, (batch, ids, refused, stretches) in described.items():
             submission = Submission(None, ids, {row: Failure(*failure) for row, failure in refused.items()})
             for number, start, stop in stretches:

@@ -58,7 +58,8 @@ def restore(engine: Engine, left: Left) -> None:
     if "shards" in meta:
         engine.place(*meta["shards"])
     engine.deferred.restore(meta.get("deferred", {}))
-    engine.sources.restore(meta.get("sources", {}), {epoch.number: epoch for epoch in left.kept})
+    kept = {epoch.number: epoch for epoch in left.kept}
+    engine.sources.restore(meta.get("sources", {}), kept, meta.get("has_forgotten", False))
     engine.journal.last = engine.journal.durable = left.last
     replay(engine, left)
 

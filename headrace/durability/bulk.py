@@ -99,8 +99,7 @@ class Bulk:
             opened.log.retire(self.base.position)
         opened.log.check()
         marks = [*self.meta.get("marks", []), (opened.replies.last, self.meta["closed_us"])]
-        loaded = {**self.meta.get("loaded", {}), operator: self.epoch}
-        meta = self.meta | {"marks": marks, "loaded": loaded}
+        meta = self.meta | {"marks": marks, "anew": self.meta.get("anew", {}) | {operator: self.epoch}}
         objects = [tuple(sorted(layer, key=lambda each: each.shards)) for layer in layers]
         return opened.snapshots.lay_over(self.place, self.position, opened.fingerprint, objects, meta)
 

@@ -8,9 +8,9 @@ Rules:
 3. Records follow each other without a gap: the epoch of a record is its number and a constant. Where a changelog
    begins, or begins again after it was off, stands a record without changes; `begin` is the first epoch behind it. For
    each operator `since` is the first epoch from which on all its changes are there: not before it was turned on, loaded
-   or migrated.
+   or migrated. `anew` has those that had logged changes before: who has read these must not go on as if nothing was.
 
-    header:       epoch, time, begin, since, operators
+    header:       epoch, time, begin, since, operators, anew
     operators:    keys, states before and states after; where some are missing, kinds with the keys, and two more tables
 
 Never here: how changes come about, Spark.
@@ -59,6 +59,12 @@ class EpochChanges:
             raise LogBroken(f"a record of the changelog holds {type(header).__name__}")
         self.header = header
         self.epoch, self.closed_us, self.begin, self.since = header.epoch, header.closed_us, header.begin, header.since
+
+    def unbroken(self, operator: str | None) -> int:
+        """The first epoch from which on the changes lead to the state: of one operator, or of all that log them."""
+        if operator is not None:
+            return self.since[operator]
+        return max([self.begin, *self.header.anew.values()])
 
     @property
     def operators(self) -> list[str]:
@@ -123,7 +129,9 @@ def spread_array(values: pa.Array, is_there: Any) -> pa.Array:
     return values.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
 
 
-def lay_out(epoch: int, closed_us: int, begin: int, since: dict[str, int], changes: Changes) -> Laid:
+def lay_out(
+    epoch: int, closed_us: int, begin: int, since: dict[str, int], anew: dict[str, int], changes: Changes
+) -> Laid:
     """A record in columns."""
     tables: list[Columns] = []
     operators: list[str] = []
@@ -133,7 +141,7 @@ def lay_out(epoch: int, closed_us: int, begin: int, since: dict[str, int], chang
             at = len(operators)
             operators.append(name)
             tables += [{f"{at}.{column}": values for column, values in table.items()} for table in columns]
-    return Laid(ChangesHeader(epoch, closed_us, begin, since, operators), tuple(tables))
+    return Laid(ChangesHeader(epoch, closed_us, begin, since, operators, anew), tuple(tables))
 
 
 def columns_of(changed: Changed) -> tuple[Columns, ...] | None:
@@ -202,6 +210,7 @@ class ChangeWriter:
         self.kept = 0  # the last epoch in it
         self.begin = 1  # the first epoch behind the record without changes
         self.since: dict[str, int] = {}
+        self.anew: dict[str, int] = {}
         self._streams = Streams()
         self._recorded: dict[int, bytes] = {}  # of epochs that are going to be run again
         self._laid: dict[int, Laid] = {}  # of epochs that are on their way
@@ -215,13 +224,17 @@ class ChangeWriter:
         those whose state was changed by no transaction, and after which epoch: what is older does not lead to it."""
         newest, reached = self._newest, max(self.kept, epoch)
         is_gapless = newest is not None and self.kept >= epoch
-        known = newest.since if newest is not None and is_gapless else {}
+        known: dict[str, int] = {}
+        if newest is not None and is_gapless:
+            known, self.anew = newest.since, dict(newest.header.anew)
         for name in operators:
             was = known.get(name, 0)
             self.since[name] = was if was > anew.get(name, 0) else reached + 1
+            if name in known and self.since[name] > was:
+                self.anew[name] = self.since[name]
         if not is_gapless:
             self.kept, self.begin = epoch, epoch + 1
-            self._append([lay_out(epoch, closed_us, self.begin, dict(self.since), {})])
+            self._append([self._lay_out(epoch, closed_us, {})])
         elif self.kept > epoch:
             first = self.log.last - (self.kept - epoch) + 1
             for record in self.log.read(max(first, self.log.first)):
@@ -229,7 +242,7 @@ class ChangeWriter:
 
     def lay_out(self, epoch: Epoch, changes: Changes) -> None:
         """The first half of `keep`, which may be called by another thread."""
-        self._laid[epoch.number] = lay_out(epoch.number, epoch.closed_us, self.begin, dict(self.since), changes)
+        self._laid[epoch.number] = self._lay_out(epoch.number, epoch.closed_us, changes)
 
     def keep(self, epochs: list[int]) -> None:
         """The changes of final epochs, in their order; those that are there already must be the same again."""
@@ -252,6 +265,9 @@ class ChangeWriter:
 
     def close(self) -> None:
         self.log.close()
+
+    def _lay_out(self, epoch: int, closed_us: int, changes: Changes) -> Laid:
+        return lay_out(epoch, closed_us, self.begin, dict(self.since), dict(self.anew), changes)
 
     def _append(self, laid: list[Laid]) -> None:
         self.log.append([pack(self._streams, each) for each in laid])

@@ -74,6 +74,7 @@ class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
     begin: int
     since: dict[str, int]
     operators: list[str]
+    anew: dict[str, int] = {}
 
 
 class Laid(NamedTuple):

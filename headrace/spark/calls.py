@@ -190,12 +190,11 @@ class Writer:
         settle()
         return Written(query, batch, partition, segments)
 
-    def _close(self, messages: list[WriterCommitMessage | None], batch: int) -> Closed | None:
+    def _close(self, messages: list[WriterCommitMessage | None], batch: int) -> Closed:
         written = sorted(
             (message for message in messages if isinstance(message, Written)), key=lambda each: each.partition
         )
-        if not written:
-            return None  # of a batch without a single task nobody tells the query
+        assert written, "Spark makes a task also for a batch without any partition"
         segments = [segment for each in written for segment in each.segments]
         closed = Closed(written[0].query, batch, self.wanted.function, segments)
         store = store_of(self.options)
@@ -215,8 +214,7 @@ class StreamWriter(Writer, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         closed = self._close(messages, batchId)
-        if closed is not None:
-            await_taken(store_of(self.options), (closed.query, batchId - 1), self.patience_s)
+        await_taken(store_of(self.options), (closed.query, batchId - 1), self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Also called when a commit fails, that may have closed the batch or may yet (a bucket can do what it was asked
@@ -254,9 +252,7 @@ class TableWriter(Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Returns when all rows are final."""
-        closed = self._close(messages, 0)
-        if closed is not None:
-            await_taken(store_of(self.options), closed.source, self.patience_s)
+        await_taken(store_of(self.options), self._close(messages, 0).source, self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """If all tasks wrote theirs, the commit failed: whether the batch was closed, and has run since, nobody can

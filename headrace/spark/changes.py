@@ -9,8 +9,8 @@ Rules:
    declared, `option("as", "columns")` gives typed ones, as `headrace.state` has them.
 3. An operator's changes are there from the epoch on with which it began to log them. Who asks for earlier ones, and who
    was reading when it ceased to, is told.
-
-A bulk load and a migration are no changes of an epoch: the changelog begins anew behind them.
+4. A bulk load and a migration are no changes of an epoch: the changelog begins anew behind them. A stream that began
+   before stops there by name.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class Logged(Epochs):
         return newest.epoch - last
 
     def begin(self, store: Store) -> int:
-        newest = self._newest(store)[2]
-        return newest.begin if self.operator is None else newest.since[self.operator]
+        return self._newest(store)[2].unbroken(self.operator)
 
     def look(self, store: Store) -> None:
         """What is wrong with the options, and of which type the states are."""
@@ -125,11 +124,11 @@ class Logged(Epochs):
             )
         super().check_begin(epoch, oldest, last)
 
-    def batches(self, records: Iterator[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
+    def batches(self, records: Iterator[tuple[int, bytes]], begun: int) -> Iterator[pa.RecordBatch]:
         gathered = self._gathered()
         for epoch, data in records:
             changes = EpochChanges(data)
-            self._check(epoch, changes)
+            self._check(epoch, changes, begun)
             for name in changes.operators if self.operator is None else [self.operator]:
                 gathered.add(changes, name)
             if gathered.rows >= ROWS_MAX or gathered.bytes >= BYTES_MAX:
@@ -141,8 +140,8 @@ class Logged(Epochs):
     def _gathered(self) -> Gathered:
         return Gathered(self.state_type, self.shape)
 
-    def _check(self, epoch: int, changes: EpochChanges) -> None:
-        """Is it the epoch that was meant, and did the operator still log its changes?"""
+    def _check(self, epoch: int, changes: EpochChanges, begun: int) -> None:
+        """Is it the epoch that was meant, did the operator still log, and does it continue what was read?"""
         if changes.epoch != epoch or epoch < changes.begin:
             raise StreamError(
                 f"the changes of epochs {epoch} to {changes.begin - 1} were not logged. Begin anew, with "
@@ -152,6 +151,14 @@ class Logged(Epochs):
             raise StreamError(
                 f"operator {self.operator!r} ceased to log its changes before epoch {epoch}: what it changed then is "
                 "not known. Turn changes=True on again, and begin anew with a new checkpoint"
+            )
+        unbroken = changes.unbroken(self.operator)
+        if unbroken > begun:
+            raise StreamError(
+                f"before epoch {unbroken} states were loaded or migrated, which is no change of an epoch: what was "
+                f'read up to then does not lead to the state. Begin anew, with .option("startingEpoch", {unbroken}) '
+                'and a new checkpoint; what was before is in the state: .format("headrace.state")'
+                f'.option("asOfEpoch", {unbroken - 1})'
             )
 
 

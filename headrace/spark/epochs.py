@@ -1,8 +1,9 @@
 """What streams of epochs have in common: the offsets are epochs, and the rows of an epoch are one record of a log.
 
 Rules:
-1. The offset {"epoch": n, "cluster": id} says that all epochs up to n were delivered, of that store: in another one it
-   means nothing. What lies between two offsets never changes: a micro-batch that Spark repeats has the same rows.
+1. The offset {"epoch": n, "first": m, "cluster": id} says that all epochs from m to n were delivered, of that store:
+   in another one it means nothing. What lies between two offsets never changes: a micro-batch that Spark repeats has
+   the same rows.
 2. Spark plans in a process that lives as long as the query, and follows the log there (durability/tail.py). It reads in
    others: they open the store themselves, and are told where in the log to begin.
 3. An epoch that is not kept any more, or not there yet, stops the query by name. Nothing is left out in silence.
@@ -44,8 +45,9 @@ LOOK_AGAIN_S = 0.2  # in a bucket, where each look is a request that is paid for
 class Stretch(InputPartition):
     """Consecutive records of a log."""
 
-    def __init__(self, first: int, last: int, origin: int, spot: Spot | None = None) -> None:
+    def __init__(self, first: int, last: int, origin: int, spot: Spot | None = None, begun: int | None = None) -> None:
         self.first, self.last, self.origin, self.spot = first, last, origin, spot
+        self.begun = first + origin if begun is None else begun  # the epoch with which the stream or table begins
 
     def __repr__(self) -> str:
         return f"Stretch({self.first}, {self.last})"
@@ -65,8 +67,9 @@ class Epochs(ABC):
         self.epochs_max = whole(options, "maxEpochsPerBatch", 0, 1)
 
     @abstractmethod
-    def batches(self, records: Iterator[tuple[int, bytes]]) -> Iterator[pa.RecordBatch]:
-        """The rows of these records: (epoch, data), in order. Runs where Spark reads."""
+    def batches(self, records: Iterator[tuple[int, bytes]], begun: int) -> Iterator[pa.RecordBatch]:
+        """The rows of these records: (epoch, data), in order, of a stream that began with the epoch `begun`. Runs where
+        Spark reads."""
 
     def origin(self, store: Store) -> int:
         """The epoch of a record is its number and this."""
@@ -104,7 +107,7 @@ class Epochs(ABC):
         return self._read(stretch)
 
     def _read(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
-        yield from self.batches(self._records(stretch))
+        yield from self.batches(self._records(stretch), stretch.begun)
         settle()
 
     def _records(self, stretch: Stretch) -> Iterator[tuple[int, bytes]]:
@@ -145,25 +148,24 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         oldest, last = self._look()
-        starting = self.epochs.starting
-        if not starting:
-            return self._offset(oldest - 1)
-        self.epochs.check_begin(starting, oldest, last)
-        return self._offset(starting - 1)
+        first = self.epochs.starting or oldest
+        if self.epochs.starting:
+            self.epochs.check_begin(first, oldest, last)
+        return {"epoch": first - 1, "first": first, "cluster": self._cluster}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         last = self._target if self._target is not None else self._look()[1]
         self._check(start)
         if isinstance(limit, ReadMaxFiles):
             last = min(last, start["epoch"] + limit.max_files)
-        return self._offset(last) if last > start["epoch"] else start
+        return start | {"epoch": last} if last > start["epoch"] else start
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark knows limits of rows, bytes and files; an epoch is most like a file."""
         return ReadMaxFiles(self.epochs.epochs_max) if self.epochs.epochs_max else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._offset(self._seen[2]) if self._seen is not None else None
+        return {"epoch": self._seen[2], "cluster": self._cluster} if self._seen is not None else None
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._look()[1]
@@ -178,7 +180,8 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._tail is not None
         first, last = start["epoch"] + 1 - self._origin, end["epoch"] - self._origin
         stretches = self._tail.cut(first, last, self.epochs.partitions_max, PARTITION_BYTES_MIN)
-        return [Stretch(first, last, self._origin, self._tail.spot(first)) for first, last in stretches]
+        spot, begun = self._tail.spot, start.get("first", start["epoch"] + 1)
+        return [Stretch(first, last, self._origin, spot(first), begun) for first, last in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.epochs.read(partition)
@@ -186,9 +189,6 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self._tail is not None:
             self._tail.forget(end["epoch"] + 1 - self._origin)
-
-    def _offset(self, epoch: int) -> dict[str, Any]:
-        return {"epoch": epoch, "cluster": self._cluster}
 
     def _check(self, offset: dict[str, Any]) -> None:
         if offset.get("cluster", self._cluster) != self._cluster:
@@ -231,7 +231,7 @@ class EpochTable(DataSourceReader):
         if first > end:
             return []
         stretches = tail.cut(first - origin, end - origin, self.epochs.partitions_max, PARTITION_BYTES_MIN)
-        return [Stretch(first, last, origin, tail.spot(first)) for first, last in stretches]
+        return [Stretch(at, last, origin, tail.spot(at), first) for at, last in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.epochs.read(partition)

@@ -147,6 +147,21 @@ def test_a_query_that_the_engine_has_forgotten_goes_on_where_the_store_says() ->
     assert held(store) == set()
 
 
+def test_also_after_the_limit_was_raised() -> None:
+    store = memory()
+    engine = start(store, queries_max=1)
+    for query in ("q", "r"):
+        close(store, 0, table([0]), query=query)
+        settle(engine)
+    for number in (1, 2):
+        engine.hand.take_snapshot()
+        engine = start(store, queries_max=5)
+        close(store, number, table([number]), query="q")
+        settle(engine)
+    assert notes(engine) == [0, 0, 1, 2]
+    assert held(store) == set()
+
+
 # --- who may refuse ---------------------------------------------------------------------------------------------------
 
 

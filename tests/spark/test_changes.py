@@ -21,6 +21,7 @@ from headrace.durability.store import open_store
 from headrace.errors import Abort, StoreError, StreamError
 from headrace.model.context import Context
 from headrace.spark.changes import Logged, keys_as_text
+from headrace.spark.load import load
 from headrace.wire.values import Values, plain
 
 pytestmark = pytest.mark.spark
@@ -257,7 +258,7 @@ def rows_of(store: Any, origin: int, **options: str) -> list[dict[str, Any]]:
     """As somebody reads them for whom the epoch of a record was its number and this. The first record has none."""
     logged = Logged({"path": store.url, **options})
     records = ((record.number + origin, record.data) for record in read_log(store, "changes", 2))
-    return [row for batch in logged.batches(records) for row in batch.to_pylist()]
+    return [row for batch in logged.batches(records, 1) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -282,6 +283,42 @@ def test_who_reads_on_when_the_operator_ceased_to_log_is_told(tmp_path: Path) ->
     assert len(rows_of(store, -1)) == 3
     with pytest.raises(StreamError, match=r"'room' ceased to log its changes before epoch 3"):
         rows_of(store, -1, operator="room")
+
+
+def test_a_stream_that_began_before_a_load_stops_there(spark: Any, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+
+    def read_on(**options: str) -> None:
+        name = options.get("operator", "all")
+        stream = spark.readStream.format("headrace.changes").options(**options).load(str(store))
+        writer = stream.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / f"{name}-checkpoint"))
+        writer.trigger(availableNow=True).start(str(tmp_path / name)).awaitTermination()
+
+    def run() -> None:
+        with Runtime(app, store=store) as runtime:
+            runtime.client.call(add, "a", 1)
+            runtime.client.call(book, "a", 1)
+
+    run()
+    for options in ({}, {"operator": "account"}, {"operator": "room"}):
+        read_on(**options)  # and all of them have seen all there is
+    rows = spark.createDataFrame([("a", 70), ("b", 80)], "name string, balance long")
+    load(rows, account, key="name", state="balance", app=app, store=store, replace=True)
+    for _ in range(2):
+        with Runtime(app, store=store) as runtime:
+            runtime.snapshot()  # no epoch, and no record of the changelog: the snapshots have to remember it
+    run()
+    for options in ({}, {"operator": "account"}):
+        with pytest.raises(Exception, match=r'before epoch 3 states were loaded.*"startingEpoch", 3.*"asOfEpoch", 2'):
+            read_on(**options)
+    read_on(operator="room")
+    assert folded(spark.read.parquet(str(tmp_path / "room")).collect())
+    now = changes(spark, store).collect()  # a table begins behind it, and so does a new stream
+    assert [(row.epoch, row.operator, row.before, row.after) for row in sorted(now) if row.operator == "account"] == [
+        (3, "account", "70", "71")
+    ]
+    with pytest.raises(Exception, match="epoch 1 are not there: those of epoch 3"):
+        changes(spark, store, startingEpoch=1).collect()
 
 
 def test_keys_are_texts_and_say_what_they_were() -> None:

@@ -134,6 +134,25 @@ def test_the_rows_of_a_partition_keep_their_order(spark: Any, runtime: Runtime, 
     assert runtime.get(journal, "j") == list(range(500))
 
 
+def test_a_micro_batch_without_rows_or_partitions_counts_too(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
+    from headrace.spark import transact
+
+    files = [[1], [], [2], []]  # a file of no bytes has no partition
+    for part, amounts in enumerate(files):
+        write(tmp_path / "in", f"{part}.json", [{"src": "j", "amount": amount} for amount in amounts])
+    rows = stream(spark, tmp_path / "in")
+    query = transact(rows, append, key="src", args=["amount"], trigger=AVAILABLE, runtime=runtime, name="j")
+    run(query)
+    assert [progress["batchId"] for progress in query.recentProgress] == [0, 1, 2, 3]
+    assert sorted(progress["numInputRows"] for progress in query.recentProgress) == [0, 0, 1, 1]
+    write(tmp_path / "in", "4.json", [{"src": "j", "amount": 3}])
+    run(transact(rows, append, key="src", args=["amount"], trigger=AVAILABLE, runtime=runtime, name="j"))
+    runtime.drain()
+    transact(spark.createDataFrame([], "src string, amount long"), append, key="src", args=["amount"], runtime=runtime)
+    (numbers,) = runtime.state(journal).values()
+    assert sorted(numbers) == [1, 2, 3]
+
+
 def test_a_batch_that_spark_repeats_runs_once(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
     """Spark forgets that a batch was committed, and does it again: in other partitions, too."""
     from headrace.spark import transact
