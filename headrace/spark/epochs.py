@@ -158,7 +158,7 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check(start)
         if isinstance(limit, ReadMaxFiles):
             last = min(last, start["epoch"] + limit.max_files)
-        return start | {"epoch": last} if last > start["epoch"] else start
+        return start | {"epoch": last, "cluster": self._cluster} if last > start["epoch"] else start
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark knows limits of rows, bytes and files; an epoch is most like a file."""
