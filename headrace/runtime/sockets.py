@@ -32,6 +32,7 @@ QUEUE_FRAMES_MAX = 256  # of each connection, on either side
 KEPT_FRAMES_MAX = 4_096  # for one peer that takes no more, or is not there yet
 RECEIVE_FRAMES_MAX = 256  # at once
 RECONNECT_MS = 20
+HANDSHAKE_MS = 500  # then it is begun anew: who was turned away at 300 may not hear of it, and would wait for this long
 ACCEPTED, REJECTED = b"200", b"300"  # at 300 the peer's ZeroMQ tries again; at 400 it would never come back
 
 
@@ -111,6 +112,7 @@ class Network:
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.SNDHWM, QUEUE_FRAMES_MAX)
         push.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        push.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         push.setsockopt_string(zmq.CURVE_SERVERKEY, key)
         push.setsockopt_string(zmq.CURVE_PUBLICKEY, self.keys.public)
         push.setsockopt_string(zmq.CURVE_SECRETKEY, self.keys.secret)

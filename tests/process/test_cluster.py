@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -402,6 +403,21 @@ def test_a_node_that_was_forgotten_is_a_stranger() -> None:
             return pair.two.refused == 1
 
         eventually(refused)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.3])
+def test_who_was_turned_away_is_heard_soon_after_it_is_met(delay_s: float) -> None:
+    """News of a node may come after its first knock. ZeroMQ by itself may knock again after 30 seconds only."""
+    with Pair() as pair, contextlib.closing(Network(3, Keys.new())) as stranger:
+        stranger.meet(2, pair.two.keys.public, pair.two.endpoint)
+        stranger.send(frame(7, source=3))
+        eventually(lambda: pair.two.wait(5) or pair.two.strangers)
+        until_s = time.monotonic() + delay_s
+        eventually(lambda: pair.two.wait(5) or time.monotonic() >= until_s)
+        pair.two.meet(3, stranger.keys.public, stranger.endpoint)
+        began_s = time.monotonic()
+        assert pair.received() == [frame(7, source=3)]
+        assert time.monotonic() - began_s < 15
 
 
 def test_two_nodes_that_flood_each_other_both_get_through() -> None:
