@@ -9,7 +9,7 @@ demo: install
 	$(BIN)/headrace demo
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 check: install
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,11 @@ OUTSIDE = {  # modules by which the world could get into the pure parts
 }
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def part_of(path: Path) -> str:
     first = path.relative_to(ROOT).parts[0]
     return first.removesuffix(".py")
@@ -64,7 +70,7 @@ def part_of(path: Path) -> str:
 def imports_of(path: Path) -> Iterator[str]:
     """Every module named by an import anywhere in the file, in full."""
     package = ["headrace", *path.relative_to(ROOT).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -144,7 +150,7 @@ def test_the_simulator_touches_nothing_outside_but_numbers_from_a_seed(path: Pat
 def test_the_pure_parts_open_nothing_and_order_nothing_by_chance(path: Path) -> None:
     called = {
         node.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not called & {"open", "input", "print", "hash", "id", "eval", "__import__", "breakpoint"}
@@ -179,13 +185,12 @@ def test_every_module_can_be_imported_by_itself(path: Path) -> None:
     __import__(name)
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Config)])
-def test_every_setting_is_used(field: str) -> None:
+def test_every_setting_is_used() -> None:
     used = {
         node.attr
         for path in FILES
         if path.name != "config.py"
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Attribute)
     }
-    assert field in used, f"nothing reads {field}"
+    assert {field.name for field in dataclasses.fields(Config)} <= used, "nothing reads some settings"
