@@ -156,11 +156,12 @@ def doctor(
     install_kafka: Annotated[
         bool, typer.Option("--install-kafka", help="Get Spark's Kafka connector if it is not there.")
     ] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Let Spark start in half the time from now on.")] = False,
 ) -> None:
     """Check Java, Spark, Kafka's connector, ports and disk: what is wrong, and how to mend it."""
     from headrace.cli.doctor import examine
 
-    raise typer.Exit(0 if examine(install_java, quick, port, install_kafka) else 1)
+    raise typer.Exit(0 if examine(install_java, quick, port, install_kafka, warm) else 1)
 
 
 @app.command()

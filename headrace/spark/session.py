@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
+from headrace.spark import archive
 from headrace.spark.java import find_java
 from headrace.spark.sources import register
 
@@ -24,7 +25,7 @@ LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     # The JVM starts a `chmod` for each file of a checkpoint: without a helper process between them.
     "spark.driver.extraJavaOptions": (
-        f"-Dlog4j2.configurationFile=file:{LOGGING} -Djdk.lang.Process.launchMechanism=VFORK"
+        f'"-Dlog4j2.configurationFile=file:{LOGGING}" -Djdk.lang.Process.launchMechanism=VFORK'
     ),
     "spark.driver.host": "127.0.0.1",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -57,7 +58,8 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
     for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.setdefault(variable, str(WORKER_PYTHON) if starts_sooner(master) else sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
-    defaults = LOCAL_DEFAULTS if is_local(master) else CLUSTER_DEFAULTS
+    defaults = dict(LOCAL_DEFAULTS if is_local(master) else CLUSTER_DEFAULTS)
+    defaults["spark.driver.extraJavaOptions"] += archive.java_options(home)
     for key, value in (defaults | {spelled(key): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():

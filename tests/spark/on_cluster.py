@@ -29,7 +29,9 @@ from headrace.errors import HeadraceError
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.sockets import Keys
-from headrace.spark import session, slots, transact
+from headrace.spark import seats, session, slots, transact
+from headrace.spark.archive import java_options
+from headrace.spark.java import find_java
 from headrace.spark.seat import Hello, Letter
 from headrace.spark.seats import Seats
 from headrace.spark.workers import SparkCluster
@@ -147,6 +149,7 @@ def stream(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def stop_seat(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Its worker lives, but nothing is heard of it, and nobody would start another one in this seat."""
+    seats.REAP_S_MAX = 1.0
     with SparkCluster(bank.app, 2, Config(silence_us_max=1_000_000, resend_us=200_000), spark=spark) as cluster:
         seat = parent_of(cluster.processes()[2])
         before = set(cluster.processes().values())
@@ -266,6 +269,7 @@ def main(master: str, folder: Path) -> None:
         "spark.driver.host": "127.0.0.2",  # not the address that everybody tries first
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": java_options(find_java()[0]),
         "spark.executor.heartbeatInterval": "2s",
     }
     spark = session("cluster-tests", master=master, **settings)

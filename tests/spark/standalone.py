@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import pyspark
 
+from headrace.spark.archive import java_options
 from headrace.spark.java import find_java
 from tests.process.test_cluster import is_alive
 
@@ -47,13 +49,14 @@ class Standalone:
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master = ""
         home, _ = find_java()
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | {
+        others = ("PYTHON", "SPARK_")  # whatever the machine has
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith(others)} | {
             "JAVA_HOME": str(home),
             "SPARK_HOME": str(SPARK),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "SPARK_DAEMON_JAVA_OPTS": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1{java_options(home)}",
             "SPARK_LOCAL_DIRS": str(folder / "local"),
-            "SPARK_CONF_DIR": str(folder / "conf"),  # whatever the machine has
+            "HEADRACE_PYTHON": sys.executable,  # for who wants `worker-python`
         }
 
     def start(self) -> None:
@@ -140,7 +143,6 @@ def command_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[Standalone]:
-    (folder / "conf").mkdir(parents=True, exist_ok=True)
     cluster = Standalone(folder)
     try:
         cluster.start()

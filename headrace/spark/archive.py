@@ -1,0 +1,107 @@
+"""A Spark that starts in half the time: the classes that its JVM loads, read and checked once, and kept in an archive.
+
+Java calls it class data sharing. Rules:
+1. The archive belongs to one Java and one Spark, and its name says which. In a virtual environment it lives there, and
+   goes with it; else in the user's cache.
+2. A JVM to which it does not fit leaves it alone, without a word. So it changes nothing but time.
+
+`headrace doctor --warm` makes it, from a rehearsal of what apps do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pyspark
+
+from headrace.errors import JavaMissing
+from headrace.spark.connector import spark_jars
+
+REHEARSAL_S_MAX = 300.0
+
+
+def place(home: Path) -> Path:
+    """Where the archive is for this Java, whether there is one or not."""
+    is_own = sys.prefix != sys.base_prefix
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(sys.prefix) / "share" if is_own else cache
+    modules = (home / "lib" / "modules").stat()
+    mark = f"{home.resolve()} {modules.st_size} {modules.st_mtime_ns} {spark_jars().resolve()}"
+    digest = hashlib.sha256(mark.encode()).hexdigest()[:12]
+    return folder / "headrace" / f"spark-{pyspark.__version__}-{digest}.jsa"
+
+
+def java_options(home: Path) -> str:
+    """By which a JVM uses the archive; nothing if there is none."""
+    try:
+        path = place(home)
+    except OSError:  # a Java that looks different
+        return ""
+    return f' "-XX:SharedArchiveFile={path}" -Xlog:cds=off -Xlog:cds+dynamic=off' if path.exists() else ""
+
+
+def make(home: Path) -> Path:
+    """The archive, made anew if there is none. Those of other versions at the same place are deleted."""
+    path = place(home)
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="headrace-warm-") as folder:
+        made = path.with_name(f".{path.name}.{os.getpid()}")
+        words = [sys.executable, "-m", "headrace.spark.archive", str(made), folder]
+        try:
+            ran = subprocess.run(words, capture_output=True, text=True, timeout=REHEARSAL_S_MAX, check=False)
+            if not made.exists():
+                raise JavaMissing(f"the archive of Spark's classes was not made: {ran.stderr[-500:]}")
+            for other in path.parent.glob("spark-*.jsa"):
+                other.unlink(missing_ok=True)
+            os.replace(made, path)
+        except subprocess.TimeoutExpired:
+            raise JavaMissing(f"Spark did not end its rehearsal within {REHEARSAL_S_MAX:.0f} s") from None
+        finally:
+            made.unlink(missing_ok=True)
+    return path
+
+
+def rehearse(archive: Path, folder: Path) -> None:
+    """What apps do, in short; when the JVM ends it writes down which classes that took."""
+    from headrace import App, Context, Runtime
+    from headrace.spark.session import LOCAL_DEFAULTS, session
+    from headrace.spark.transact import transact
+
+    app = App("rehearsal")
+    account = app.operator("account", state=int, changes=True)
+
+    @account.register
+    def add(ctx: Context, amount: int) -> int:
+        ctx.put(ctx.get(0) + amount)
+        return amount
+
+    name = "spark.driver.extraJavaOptions"
+    options = [LOCAL_DEFAULTS[name], "-XX:TieredStopAtLevel=1", f'"-XX:ArchiveClassesAtExit={archive}"']
+    spark = session(**{name: " ".join(options)})
+    spark.range(100).selectExpr("cast(id as string) as key", "id as amount").write.json(str(folder / "in"))
+    now = {"availableNow": True}
+    with Runtime(app, store=folder / "store") as runtime:
+        rows = spark.readStream.schema("key string, amount long").json(str(folder / "in"))
+        query = transact(rows, add, key="key", args=["amount"], runtime=runtime, name="calls", trigger=now)
+        assert query is not None
+        query.awaitTermination()
+        runtime.drain()
+    store = str(folder / "store")
+    replies = spark.readStream.format("headrace.replies").load(store).writeStream.format("parquet").trigger(**now)
+    replies.option("checkpointLocation", str(folder / "replies")).start(str(folder / "out")).awaitTermination()
+    changes = spark.readStream.format("headrace.changes").load(store).groupBy("operator").count().writeStream
+    changes.format("memory").queryName("changed").outputMode("complete").trigger(**now).start().awaitTermination()
+    state = spark.read.format("headrace.state").option("operator", "account").load(store)
+    state.join(spark.read.parquet(str(folder / "out"))).groupBy("status").sum("state").toPandas()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    rehearse(Path(sys.argv[1]), Path(sys.argv[2]))

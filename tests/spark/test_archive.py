@@ -1,0 +1,68 @@
+"""Spark's classes at hand: used where they fit, and no trouble where they do not."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import JavaMissing
+from headrace.spark import archive
+from headrace.spark.java import find_java
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Of the Java here, in an environment that has no archive yet."""
+    monkeypatch.setattr(archive.sys, "prefix", str(tmp_path))
+    monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
+    return find_java()[0]
+
+
+def test_without_an_archive_there_is_no_option(home: Path, tmp_path: Path) -> None:
+    assert archive.java_options(home) == ""
+    assert archive.java_options(tmp_path / "no java") == ""
+
+
+def test_each_java_and_each_spark_has_its_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "java"
+    (other / "lib").mkdir(parents=True)
+    (other / "lib" / "modules").write_bytes(b"")
+    places = {archive.place(home), archive.place(other)}
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
+    places.add(archive.place(home))
+    assert len(places) == 3
+    assert all(tmp_path in place.parents for place in places), "in the virtual environment"
+    monkeypatch.setattr(archive.sys, "prefix", archive.sys.base_prefix)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert tmp_path / "cache" in archive.place(home).parents
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 1_000])
+def test_one_that_does_not_fit_is_left_alone_without_a_word(home: Path, content: bytes) -> None:
+    place = archive.place(home)
+    place.parent.mkdir(parents=True)
+    place.write_bytes(content)
+    words = [str(home / "bin" / "java"), *shlex.split(archive.java_options(home)), "-version"]
+    assert str(place) in " ".join(words)
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    plain = subprocess.run([words[0], "-version"], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, plain.stdout, plain.stderr.replace(", sharing", ""))
+
+
+def test_a_rehearsal_that_fails_leaves_nothing_and_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive.sys, "executable", "/bin/false")
+    with pytest.raises(JavaMissing, match="was not made"):
+        archive.make(home)
+    assert list(archive.place(home).parent.iterdir()) == []
+
+
+@pytest.mark.spark
+def test_a_session_uses_the_archive_that_is_there(spark: Any) -> None:
+    """`make test` has made one."""
+    options = archive.java_options(find_java()[0])
+    said = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
+    assert [word for word in shlex.split(options) if word not in list(said)] == []
