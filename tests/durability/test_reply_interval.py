@@ -44,10 +44,14 @@ def test_the_first_replies_are_written_at_once_and_the_next_not_before_their_tim
         assert kept(tmp_path) == 1
         runtime.snapshot()
         assert kept(tmp_path) == 6
-        runtime.client.call(add, "k", 1)
-        time.sleep(0.2)
-        assert kept(tmp_path) == 6
-    assert kept(tmp_path) == 7
+        for last in (7, 8, 9):
+            runtime.client.call(add, "k", 1)
+            time.sleep(0.2)
+            if kept(tmp_path) < last:  # what the snapshot has made needless is deleted soon, and that does not wait
+                break
+        else:
+            raise AssertionError("nothing waits")
+    assert kept(tmp_path) == last
 
 
 def test_replies_wait_no_longer_than_the_interval(tmp_path: Path) -> None:
