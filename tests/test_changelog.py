@@ -31,6 +31,7 @@ from headrace.durability.changelog import (
 )
 from headrace.durability.log import Log
 from headrace.durability.past import Past
+from headrace.durability.records import ChangesHeader
 from headrace.durability.repairs import repair_store
 from headrace.durability.store import DirectoryStore, open_store
 from headrace.errors import LogBroken, ModelError, NotDeterministic, StoreError
@@ -295,10 +296,13 @@ def test_an_operator_that_was_loaded_begins_behind_the_load() -> None:
     assert writer.since == {"stock": 1, "price": 1}
     writer.kept = 5
     again = ChangeWriter(memory(), 1, 1 << 20)
-    again._newest, again.kept = EpochChanges(pack(Streams(), lay_out(5, 0, 1, dict(writer.since), {}, {}))), 5
-    again.start(5, 0, ["stock", "price"], {"stock": 5})
+    again._newest, again.kept = (
+        EpochChanges(pack(Streams(), lay_out(ChangesHeader(5, 0, 1, dict(writer.since), []), {}))),
+        5,
+    )
+    again.start(5, 0, ["stock", "price"], {"stock": 1})
     assert again.since == {"stock": 6, "price": 1}
-    assert again.anew == {"stock": 6}
+    assert again.breaks == {"stock": 1, "price": 0}
 
 
 # --- lost and made again ----------------------------------------------------------------------------------------------
@@ -487,7 +491,7 @@ def test_a_record_is_read_as_it_was_written_in_order_and_without_what_is_the_sam
     )
     shuffled = random.Random(len(rows)).sample(list(rows), len(rows))
     changed = Changed(shuffled, [rows[key][0] for key in shuffled], [rows[key][1] for key in shuffled])
-    read = EpochChanges(pack(Streams(), lay_out(3, 17, 1, {"x": 1}, {}, {"x": changed})))
+    read = EpochChanges(pack(Streams(), lay_out(ChangesHeader(3, 17, 1, {"x": 1}, []), {"x": changed})))
     assert (read.epoch, read.closed_us, read.begin, read.since) == (3, 17, 1, {"x": 1})
     found = read.of("x")
     if not expected:
@@ -510,7 +514,9 @@ def test_a_record_is_read_as_it_was_written_in_order_and_without_what_is_the_sam
 
 def test_operators_stand_in_the_order_of_their_names() -> None:
     one = Changed([1], [1], [2])
-    changes = EpochChanges(pack(Streams(), lay_out(1, 0, 1, {}, {}, {"b": one, "c": Changed([1], [1], [1]), "a": one})))
+    changes = EpochChanges(
+        pack(Streams(), lay_out(ChangesHeader(1, 0, 1, {}, []), {"b": one, "c": Changed([1], [1], [1]), "a": one}))
+    )
     assert changes.operators == ["a", "b"]
     assert columns_of(Changed([1], [1], [1])) is None
 

@@ -99,11 +99,17 @@ def run(
     """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""
     from headrace.cli.serve import FromKafka, OnSpark, serve
 
-    if kafka is None and (requests or replies or kafka_config or checkpoint):
+    if kafka is None and any(each is not None for each in (requests, replies, kafka_config, checkpoint)):
         raise typer.BadParameter("topics, a checkpoint and settings of Kafka go with --kafka", param_hint="--kafka")
     source = None
     if kafka is not None:
-        source = FromKafka(kafka, requests or "requests", replies or "replies", kafka_config, checkpoint)
+        source = FromKafka(
+            kafka,
+            "requests" if requests is None else requests,
+            "replies" if replies is None else replies,
+            kafka_config,
+            checkpoint,
+        )
     if conf and master is None:
         raise typer.BadParameter("settings of Spark go with --master", param_hint="--conf")
     on = None if master is None else OnSpark.parse(master, conf or [])

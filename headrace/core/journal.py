@@ -166,6 +166,7 @@ class Journal:
         self.follows_from = 0  # the last record that the one under way depends on
         self.carried: Entities = []  # changes of a snapshot that failed
         self.is_full_next = False  # the next one holds everything, and nothing before it counts
+        self.is_due = False  # the next one is taken at once
         self.retired = 0  # snapshots before this epoch's are not used any more
         self.wanted: list[Any] = []  # tokens of those who want a snapshot
         self.promised: list[Any] = []  # those who get the one under way
@@ -228,7 +229,7 @@ class Journal:
         """Is it time for one, at the end of this epoch?"""
         if not self.is_durable or self.is_busy():
             return False
-        if self.wanted:
+        if self.wanted or self.is_due:
             return True
         is_old = now_us - self.saved_us >= self.config.snapshot_interval_us
         is_long = self.transactions >= self.config.replay_transactions_max
@@ -246,7 +247,7 @@ class Journal:
             merged = {(operator, key): state for operator, key, state in [*self.carried, *rows_of(changed)]}
             changed, self.carried = [(*entity, state) for entity, state in merged.items()], []
         self.saved_us, self.transactions = now_us, 0
-        self.promised, self.wanted = self.wanted, []
+        self.promised, self.wanted, self.is_due = self.wanted, [], False
         if epoch == self.saved_epoch and not self.is_full_next:  # nothing has run since the last one
             self._keep_promises()
             return

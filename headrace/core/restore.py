@@ -39,7 +39,7 @@ class Left(NamedTuple):
     records: list[Logged]  # from the snapshot's position on
     last: int  # the number of the log's last record
     recorded: dict[int, Epoch] = {}  # noqa: RUF012 final ones after the snapshot's, by number: what they gave, they must give again
-    is_migrated: bool = False  # the tables are not those of the snapshot: the next one holds them all
+    is_migrated: bool = False  # the tables are not those of the snapshot: the next one, at once, holds them all
 
 
 def restore(engine: Engine, left: Left) -> None:
@@ -50,7 +50,8 @@ def restore(engine: Engine, left: Left) -> None:
     engine.committed, engine.aborted = meta.get("committed", 0), meta.get("aborted", 0)
     sequencing.sequencer.lc, sequencing.last_us = meta.get("lc", 0), meta.get("closed_us", 0)
     sequencing.open = Epoch(left.epoch + 1, meta.get("row", 0), 0)
-    engine.journal.saved_epoch, engine.journal.is_full_next = left.epoch, left.is_migrated
+    engine.journal.saved_epoch = left.epoch
+    engine.journal.is_full_next = engine.journal.is_due = left.is_migrated
     for epoch in left.kept:
         if epoch.has_ids:
             adopt(engine, epoch)

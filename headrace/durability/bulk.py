@@ -99,7 +99,9 @@ class Bulk:
             opened.log.retire(self.base.position)
         opened.log.check()
         marks = [*self.meta.get("marks", []), (opened.replies.last, self.meta["closed_us"])]
-        meta = self.meta | {"marks": marks, "anew": self.meta.get("anew", {}) | {operator: self.epoch}}
+        loads = dict(self.meta.get("loads", {}))
+        loads[operator] = loads.get(operator, 0) + 1
+        meta = self.meta | {"marks": marks, "loads": loads}
         objects = [tuple(sorted(layer, key=lambda each: each.shards)) for layer in layers]
         return opened.snapshots.lay_over(self.place, self.position, opened.fingerprint, objects, meta)
 

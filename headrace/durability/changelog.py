@@ -8,9 +8,10 @@ Rules:
 3. Records follow each other without a gap: the epoch of a record is its number and a constant. Where a changelog
    begins, or begins again after it was off, stands a record without changes; `begin` is the first epoch behind it. For
    each operator `since` is the first epoch from which on all its changes are there: not before it was turned on, loaded
-   or migrated. `anew` has those that had logged changes before: who has read these must not go on as if nothing was.
+   or migrated. `breaks` counts how often it had logged changes before: who has read those must not go on as if nothing
+   was. `loads` are the loads and migrations that the record knows of.
 
-    header:       epoch, time, begin, since, operators, anew
+    header:       epoch, time, begin, since, operators, breaks, loads
     operators:    keys, states before and states after; where some are missing, kinds with the keys, and two more tables
 
 Never here: how changes come about, Spark.
@@ -64,7 +65,7 @@ class EpochChanges:
         """The first epoch from which on the changes lead to the state: of one operator, or of all that log them."""
         if operator is not None:
             return self.since[operator]
-        return max([self.begin, *self.header.anew.values()])
+        return max([self.begin, *(epoch for name, epoch in self.since.items() if self.header.breaks.get(name))])
 
     @property
     def operators(self) -> list[str]:
@@ -129,10 +130,8 @@ def spread_array(values: pa.Array, is_there: Any) -> pa.Array:
     return values.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
 
 
-def lay_out(
-    epoch: int, closed_us: int, begin: int, since: dict[str, int], anew: dict[str, int], changes: Changes
-) -> Laid:
-    """A record in columns."""
+def lay_out(header: ChangesHeader, changes: Changes) -> Laid:
+    """A record in columns. Its header says which operators are in it."""
     tables: list[Columns] = []
     operators: list[str] = []
     for name in sorted(changes):
@@ -141,7 +140,7 @@ def lay_out(
             at = len(operators)
             operators.append(name)
             tables += [{f"{at}.{column}": values for column, values in table.items()} for table in columns]
-    return Laid(ChangesHeader(epoch, closed_us, begin, since, operators, anew), tuple(tables))
+    return Laid(msgspec.structs.replace(header, operators=operators), tuple(tables))
 
 
 def columns_of(changed: Changed) -> tuple[Columns, ...] | None:
@@ -210,7 +209,8 @@ class ChangeWriter:
         self.kept = 0  # the last epoch in it
         self.begin = 1  # the first epoch behind the record without changes
         self.since: dict[str, int] = {}
-        self.anew: dict[str, int] = {}
+        self.breaks: dict[str, int] = {}
+        self.loads: dict[str, int] = {}
         self._streams = Streams()
         self._recorded: dict[int, bytes] = {}  # of epochs that are going to be run again
         self._laid: dict[int, Laid] = {}  # of epochs that are on their way
@@ -219,19 +219,20 @@ class ChangeWriter:
             self._newest = EpochChanges(next(iter(self.log.read(self.log.last))).data)
             self.kept, self.begin = self._newest.epoch, self._newest.begin
 
-    def start(self, epoch: int, closed_us: int, operators: Iterable[str], anew: Mapping[str, int]) -> None:
-        """An engine begins with the state at the end of this epoch, and logs the changes of these operators. `anew` are
-        those whose state was changed by no transaction, and after which epoch: what is older does not lead to it."""
+    def start(self, epoch: int, closed_us: int, operators: Iterable[str], loads: Mapping[str, int]) -> None:
+        """An engine begins with the state at the end of this epoch, and logs the changes of these operators. `loads`
+        counts how often the state of each was changed by no transaction: what is older does not lead to it."""
         newest, reached = self._newest, max(self.kept, epoch)
         is_gapless = newest is not None and self.kept >= epoch
-        known: dict[str, int] = {}
-        if newest is not None and is_gapless:
-            known, self.anew = newest.since, dict(newest.header.anew)
+        known = newest.since if newest is not None and is_gapless else {}
+        loads_known = newest.header.loads if newest is not None else {}
+        self.breaks, self.loads = dict(newest.header.breaks) if newest is not None else {}, dict(loads)
         for name in operators:
-            was = known.get(name, 0)
-            self.since[name] = was if was > anew.get(name, 0) else reached + 1
-            if name in known and self.since[name] > was:
-                self.anew[name] = self.since[name]
+            fresh = loads.get(name, 0) - loads_known.get(name, 0)
+            goes_on = name in known and not fresh
+            self.since[name] = known[name] if goes_on else reached + 1
+            has_broken = not goes_on and (name in known or name in self.breaks)
+            self.breaks[name] = self.breaks.get(name, 0) + (max(fresh, 1) if has_broken else 0)
         if not is_gapless:
             self.kept, self.begin = epoch, epoch + 1
             self._append([self._lay_out(epoch, closed_us, {})])
@@ -267,7 +268,8 @@ class ChangeWriter:
         self.log.close()
 
     def _lay_out(self, epoch: int, closed_us: int, changes: Changes) -> Laid:
-        return lay_out(epoch, closed_us, self.begin, dict(self.since), dict(self.anew), changes)
+        since, breaks, loads = dict(self.since), dict(self.breaks), dict(self.loads)
+        return lay_out(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
 
     def _append(self, laid: list[Laid]) -> None:
         self.log.append([pack(self._streams, each) for each in laid])
@@ -344,6 +346,11 @@ class Changelog:
         if found is None or operator not in found[2].since:
             return None
         return max(found[2].since[operator], found[2].epoch - (found[1] - found[0]))
+
+    def loads(self, operator: str) -> int:
+        """How many loads and migrations of this operator it knows of."""
+        found = self.newest()
+        return 0 if found is None else found[2].header.loads.get(operator, 0)
 
     def read(self, first: int, last: int | None = None) -> Iterator[EpochChanges]:
         """The changes of these epochs, one after the other; up to the newest unless `last` is given."""

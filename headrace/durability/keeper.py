@@ -110,7 +110,7 @@ class Desk:
         marks = [*opened.marks, (opened.replies.last, snapshot.meta["closed_us"])]
         if len(marks) > MARKS_MAX:
             marks = marks[::2]
-        snapshot = snapshot._replace(meta=snapshot.meta | {"marks": marks, "anew": opened.anew})
+        snapshot = snapshot._replace(meta=snapshot.meta | {"marks": marks, "loads": opened.loads})
         try:
             opened.snapshots.save(snapshot, opened.log.term, opened.fingerprint)
             opened.marks = marks

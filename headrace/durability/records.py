@@ -74,7 +74,8 @@ class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
     begin: int
     since: dict[str, int]
     operators: list[str]
-    anew: dict[str, int] = {}
+    breaks: dict[str, int] = {}
+    loads: dict[str, int] = {}
 
 
 class Laid(NamedTuple):

@@ -47,7 +47,7 @@ class Opened:
         self.print = print or fingerprint(app)
         self.fingerprint = self.print.digest
         self.marks: list[tuple[int, int]] = []  # a record of the replies, and the time up to which they reach
-        self.anew: dict[str, int] = {}  # operators whose state was loaded or migrated, and after which epoch
+        self.loads: dict[str, int] = {}  # how often the state of an operator was loaded or migrated
         self.records: Records
         try:
             self._take_over()
@@ -120,12 +120,13 @@ class Opened:
                 f"{self.store.url}: epoch {self.kept_epoch} was answered, and the log ends with epoch {last}: records "
                 "were lost. Restore the log from a backup; `headrace log show` shows what is left"
             )
-        self.anew = dict(meta.get("anew", {}))
+        self.loads = dict(meta.get("loads", {}))
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
             written = print_of(self.store, loaded.manifest.fingerprint)
             tables = migrate(loaded.tables, written, self.print, self.app, meta["closed_us"])
-            self.anew |= dict.fromkeys(remade(written, self.print), epoch)
+            for name in remade(written, self.print):
+                self.loads[name] = self.loads.get(name, 0) + bool(loaded.tables.get(name))
         self._start_changes(epoch, last, meta.get("closed_us", 0))
         self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
         replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
@@ -141,7 +142,7 @@ class Opened:
                 f"{self.store.url}: the changes of epoch {self.changes.kept} are kept, and the log ends with epoch "
                 f"{last}: records were lost. Restore the log from a backup, or run `headrace log repair`"
             )
-        self.changes.start(epoch, closed_us, self.watched, self.anew)
+        self.changes.start(epoch, closed_us, self.watched, self.loads)
 
     def _records(self, position: int, epoch: int) -> list[Logged]:
         """The log's records from this one on. Epochs after the snapshot's were logged by today's code, or it may not

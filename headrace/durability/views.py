@@ -103,7 +103,11 @@ class View:
     def _logs_from(self, epoch: int, base: Manifest | None) -> bool:
         """Are all changes from this epoch on in the changelog? Without a snapshot, it must begin with the store."""
         since = self.changelog.since(self.name)
-        return since is not None and since <= epoch and (base is not None or self.past.epoch0 == 0)
+        if since is None or since > epoch:
+            return False
+        if base is None:
+            return self.past.epoch0 == 0
+        return bool(self.changelog.loads(self.name) == base.meta.get("loads", {}).get(self.name, 0))
 
     # --- what is known of the operator ---
 

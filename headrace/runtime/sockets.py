@@ -32,7 +32,7 @@ QUEUE_FRAMES_MAX = 256  # of each connection, on either side
 KEPT_FRAMES_MAX = 4_096  # for one peer that takes no more, or is not there yet
 RECEIVE_FRAMES_MAX = 256  # at once
 RECONNECT_MS = 20
-HANDSHAKE_MS = 500  # then it is begun anew: who was turned away at 300 may not hear of it, and would wait for this long
+HANDSHAKE_MS = 1_000  # then it is begun anew: who was turned away at 300 may not hear of it, and waits for so long
 ACCEPTED, REJECTED = b"200", b"300"  # at 300 the peer's ZeroMQ tries again; at 400 it would never come back
 
 

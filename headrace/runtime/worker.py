@@ -24,7 +24,7 @@ import msgspec
 from headrace.config import Config
 from headrace.core.channel import Received, Send, SetTimer, Tick
 from headrace.core.worker import Worker
-from headrace.errors import BadMessage, HeadraceError, ModelError, WrongStore
+from headrace.errors import BadMessage, HeadraceError, ModelError, StoreError, WrongStore
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime import garbage
 from headrace.runtime.clock import Clock, system_clock
@@ -122,7 +122,9 @@ class Node:
         self._line, self._clock = line, clock or system_clock()
         self.worker = Worker(app, config, job.number)
         self._store = job.store
-        self._shelf: Shelf | None = self._open_shelf() if job.store is not None and "://" in job.store else None
+        self._shelf: Shelf | None = None
+        if job.store is not None and "://" in job.store:
+            self._try_bucket()
         self.network = Network(job.number, Keys.new(), self.read_line, job.host)
         self.network.meet(COORDINATOR, job.coordinator.key, None)  # it says where it is once it knows this one's key
         self.network.watch(line.fileno())
@@ -149,8 +151,16 @@ class Node:
             self._shelf = self._open_shelf()
         return msgspec.structs.replace(frame, body=self._shelf.fill(frame.body))
 
+    def _try_bucket(self) -> None:
+        """What this machine lacks to read it is told at the start. One that does not answer just now may do so later. A
+        folder was seen by its host."""
+        try:
+            self._shelf = self._open_shelf()
+        except StoreError as error:
+            if not error.retry:
+                raise
+
     def _open_shelf(self) -> Shelf:
-        """Of a bucket at the start: what this machine lacks to read it is told then. A folder was seen by its host."""
         from headrace.durability.calls import Shelf
         from headrace.durability.identity import identity_of
         from headrace.durability.store import open_store

@@ -347,10 +347,10 @@ def looks_too_late(right: Any) -> Any:
 
 
 def leaps_over_gaps(right: Any) -> Any:
-    def start(self: Any, epoch: int, closed_us: int, operators: Any, anew: Any) -> None:
+    def start(self: Any, epoch: int, closed_us: int, operators: Any, loads: Any) -> None:
         if self._newest is not None and self.kept < epoch:
             self.kept = epoch
-        right(self, epoch, closed_us, operators, anew)
+        right(self, epoch, closed_us, operators, loads)
 
     return start
 

@@ -22,17 +22,19 @@ import pyspark
 from headrace.errors import JavaMissing
 from headrace.spark.connector import spark_jars
 
+REHEARSAL = "import sys, headrace.spark.archive as here; here.rehearse(*map(here.Path, sys.argv[1:]))"
 REHEARSAL_S_MAX = 300.0
 
 
 def place(home: Path) -> Path:
     """Where the archive is for this Java, whether there is one or not."""
-    is_own = sys.prefix != sys.base_prefix
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(sys.prefix) / "share" if is_own else cache
-    modules = (home / "lib" / "modules").stat()
-    mark = f"{home.resolve()} {modules.st_size} {modules.st_mtime_ns} {spark_jars().resolve()}"
-    digest = hashlib.sha256(mark.encode()).hexdigest()[:12]
+    if sys.prefix != sys.base_prefix:
+        folder = Path(sys.prefix) / "share"
+    else:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    files = [home / "lib" / "modules", *sorted(spark_jars().iterdir())]  # Java looks at their times and sizes, too
+    marks = [f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    digest = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:12]
     return folder / "headrace" / f"spark-{pyspark.__version__}-{digest}.jsa"
 
 
@@ -40,26 +42,27 @@ def java_options(home: Path) -> str:
     """By which a JVM uses the archive; nothing if there is none."""
     try:
         path = place(home)
-    except OSError:  # a Java that looks different
+    except (OSError, RuntimeError):  # a Java that looks different, or nobody's home
         return ""
     return f' "-XX:SharedArchiveFile={path}" -Xlog:cds=off -Xlog:cds+dynamic=off' if path.exists() else ""
 
 
 def make(home: Path) -> Path:
-    """The archive, made anew if there is none. Those of other versions at the same place are deleted."""
+    """The archive, made if there is none. In a virtual environment, those of earlier versions are deleted."""
     path = place(home)
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="headrace-warm-") as folder:
         made = path.with_name(f".{path.name}.{os.getpid()}")
-        words = [sys.executable, "-m", "headrace.spark.archive", str(made), folder]
+        words = [sys.executable, "-c", REHEARSAL, str(made), folder]
         try:
             ran = subprocess.run(words, capture_output=True, text=True, timeout=REHEARSAL_S_MAX, check=False)
-            if not made.exists():
-                raise JavaMissing(f"the archive of Spark's classes was not made: {ran.stderr[-500:]}")
-            for other in path.parent.glob("spark-*.jsa"):
-                other.unlink(missing_ok=True)
+            if ran.returncode or not made.exists():
+                raise JavaMissing(f"the archive of Spark's classes was not made: {(ran.stdout + ran.stderr)[-800:]}")
+            if sys.prefix != sys.base_prefix:
+                for other in path.parent.glob("spark-*.jsa"):
+                    other.unlink(missing_ok=True)
             os.replace(made, path)
         except subprocess.TimeoutExpired:
             raise JavaMissing(f"Spark did not end its rehearsal within {REHEARSAL_S_MAX:.0f} s") from None
@@ -99,9 +102,5 @@ def rehearse(archive: Path, folder: Path) -> None:
     changes = spark.readStream.format("headrace.changes").load(store).groupBy("operator").count().writeStream
     changes.format("memory").queryName("changed").outputMode("complete").trigger(**now).start().awaitTermination()
     state = spark.read.format("headrace.state").option("operator", "account").load(store)
-    state.join(spark.read.parquet(str(folder / "out"))).groupBy("status").sum("state").toPandas()
+    state.join(spark.read.parquet(str(folder / "out"))).groupBy("status").sum("value").toPandas()
     spark.stop()
-
-
-if __name__ == "__main__":
-    rehearse(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -27,6 +27,8 @@ from headrace.durability.changelog import DELETE, INSERT, Changelog, EpochChange
 from headrace.durability.columns import KINDS, Columns
 from headrace.durability.columns import join as cells_of
 from headrace.durability.identity import CURRENT, print_of, read_checked
+from headrace.durability.log import read_log
+from headrace.durability.past import Past
 from headrace.durability.store import Store
 from headrace.durability.typed import Shape, arrays, declared
 from headrace.errors import BadValue, StreamError
@@ -75,7 +77,36 @@ class Logged(Epochs):
         return newest.epoch - last
 
     def begin(self, store: Store) -> int:
-        return self._newest(store)[2].unbroken(self.operator)
+        """From there on the changes lead to the state."""
+        newest = self._newest(store)[2]
+        return newest.epoch + 1 if self._loaded(store, newest) else newest.unbroken(self.operator)
+
+    def oldest(self, store: Store) -> int:
+        return self._newest(store)[2].begin
+
+    def mark(self, store: Store, epoch: int) -> dict[str, int]:
+        """How often the operators had begun anew by then: once more is too much."""
+        _, last, newest = self._newest(store)
+        if epoch > newest.epoch:
+            begun = dict(newest.header.breaks)
+            for name, count in self._loaded(store, newest).items():  # the next record will know
+                begun[name] = begun.get(name, 0) + count
+            return self._watched(begun)
+        record = EpochChanges(next(read_log(store, self.folder, epoch - newest.epoch + last)).data)
+        if self.operator is not None and self.operator not in record.since:
+            self.check_begin(epoch, newest.since[self.operator])
+        return self._watched(record.header.breaks)
+
+    def _watched(self, breaks: Mapping[str, int]) -> dict[str, int]:
+        return {name: count for name, count in breaks.items() if count and self.operator in (None, name)}
+
+    def _loaded(self, store: Store, newest: EpochChanges) -> dict[str, int]:
+        """What was loaded since this record, which is the newest, and how often: no epoch has run on it yet."""
+        manifests = [each for each in Past(store).snapshots.manifests() if each.is_complete]
+        base = max(manifests, key=lambda each: each.place, default=None)
+        loads = {} if base is None or base.epoch < newest.epoch else base.meta.get("loads", {})
+        fresh = {name: loads.get(name, 0) - newest.header.loads.get(name, 0) for name in newest.since}
+        return {name: count for name, count in fresh.items() if count > 0 and self.operator in (None, name)}
 
     def look(self, store: Store) -> None:
         """What is wrong with the options, and of which type the states are."""
@@ -124,11 +155,11 @@ class Logged(Epochs):
             )
         super().check_begin(epoch, oldest, last)
 
-    def batches(self, records: Iterator[tuple[int, bytes]], begun: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
         gathered = self._gathered()
         for epoch, data in records:
             changes = EpochChanges(data)
-            self._check(epoch, changes, begun)
+            self._check(epoch, changes, mark or {})
             for name in changes.operators if self.operator is None else [self.operator]:
                 gathered.add(changes, name)
             if gathered.rows >= ROWS_MAX or gathered.bytes >= BYTES_MAX:
@@ -140,7 +171,7 @@ class Logged(Epochs):
     def _gathered(self) -> Gathered:
         return Gathered(self.state_type, self.shape)
 
-    def _check(self, epoch: int, changes: EpochChanges, begun: int) -> None:
+    def _check(self, epoch: int, changes: EpochChanges, mark: dict[str, int]) -> None:
         """Is it the epoch that was meant, did the operator still log, and does it continue what was read?"""
         if changes.epoch != epoch or epoch < changes.begin:
             raise StreamError(
@@ -152,12 +183,12 @@ class Logged(Epochs):
                 f"operator {self.operator!r} ceased to log its changes before epoch {epoch}: what it changed then is "
                 "not known. Turn changes=True on again, and begin anew with a new checkpoint"
             )
-        unbroken = changes.unbroken(self.operator)
-        if unbroken > begun:
+        if self._watched(changes.header.breaks) != mark:
+            unbroken = changes.unbroken(self.operator)
             raise StreamError(
-                f"before epoch {unbroken} states were loaded or migrated, which is no change of an epoch: what was "
-                f'read up to then does not lead to the state. Begin anew, with .option("startingEpoch", {unbroken}) '
-                'and a new checkpoint; what was before is in the state: .format("headrace.state")'
+                f"before epoch {unbroken} states were loaded, migrated, or changed without being logged: what was read "
+                f'up to then does not lead to the state. Begin anew, with .option("startingEpoch", {unbroken}) and a '
+                'new checkpoint; what was before is in the state: .format("headrace.state")'
                 f'.option("asOfEpoch", {unbroken - 1})'
             )
 

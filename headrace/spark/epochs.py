@@ -1,9 +1,9 @@
 """What streams of epochs have in common: the offsets are epochs, and the rows of an epoch are one record of a log.
 
 Rules:
-1. The offset {"epoch": n, "first": m, "cluster": id} says that all epochs from m to n were delivered, of that store:
-   in another one it means nothing. What lies between two offsets never changes: a micro-batch that Spark repeats has
-   the same rows.
+1. The offset {"epoch": n, "cluster": id} says that all epochs up to n were delivered, of that store: in another one it
+   means nothing. What lies between two offsets never changes: a micro-batch that Spark repeats has the same rows. Some
+   streams note in a `mark` what they began with, by which they see that it is over.
 2. Spark plans in a process that lives as long as the query, and follows the log there (durability/tail.py). It reads in
    others: they open the store themselves, and are told where in the log to begin.
 3. An epoch that is not kept any more, or not there yet, stops the query by name. Nothing is left out in silence.
@@ -45,9 +45,8 @@ LOOK_AGAIN_S = 0.2  # in a bucket, where each look is a request that is paid for
 class Stretch(InputPartition):
     """Consecutive records of a log."""
 
-    def __init__(self, first: int, last: int, origin: int, spot: Spot | None = None, begun: int | None = None) -> None:
-        self.first, self.last, self.origin, self.spot = first, last, origin, spot
-        self.begun = first + origin if begun is None else begun  # the epoch with which the stream or table begins
+    def __init__(self, first: int, last: int, origin: int, spot: Spot | None = None, mark: Any = None) -> None:
+        self.first, self.last, self.origin, self.spot, self.mark = first, last, origin, spot, mark
 
     def __repr__(self) -> str:
         return f"Stretch({self.first}, {self.last})"
@@ -67,9 +66,9 @@ class Epochs(ABC):
         self.epochs_max = whole(options, "maxEpochsPerBatch", 0, 1)
 
     @abstractmethod
-    def batches(self, records: Iterator[tuple[int, bytes]], begun: int) -> Iterator[pa.RecordBatch]:
-        """The rows of these records: (epoch, data), in order, of a stream that began with the epoch `begun`. Runs where
-        Spark reads."""
+    def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
+        """The rows of these records: (epoch, data), in order, of a stream that began with this mark. Runs where Spark
+        reads."""
 
     def origin(self, store: Store) -> int:
         """The epoch of a record is its number and this."""
@@ -84,8 +83,16 @@ class Epochs(ABC):
         return str(identity["cluster"])
 
     def begin(self, store: Store) -> int:
+        """With which epoch to begin, unless told otherwise."""
+        return 0
+
+    def oldest(self, store: Store) -> int:
         """What is before this epoch does not count, though it may be there."""
         return 0
+
+    def mark(self, store: Store, epoch: int) -> Any:
+        """What a stream that begins with this epoch shall note, in JSON; None if nothing."""
+        return None
 
     def open(self) -> Store:
         return store_of(self.options)
@@ -107,7 +114,7 @@ class Epochs(ABC):
         return self._read(stretch)
 
     def _read(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
-        yield from self.batches(self._records(stretch), stretch.begun)
+        yield from self.batches(self._records(stretch), stretch.mark)
         settle()
 
     def _records(self, stretch: Stretch) -> Iterator[tuple[int, bytes]]:
@@ -138,7 +145,7 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, epochs: Epochs) -> None:
         self.epochs = epochs
         self._tail: Tail | None = None  # opened where Spark plans, never where it reads
-        self._origin, self._begin, self._cluster = 0, 0, ""
+        self._origin, self._oldest, self._cluster = 0, 0, ""
         self._seen: tuple[float, int, int] | None = None  # the last look: when, the oldest epoch, the last
         self._target: int | None = None  # of a query that ends with what there is now
 
@@ -148,17 +155,21 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         oldest, last = self._look()
-        first = self.epochs.starting or oldest
-        if self.epochs.starting:
+        first = self.epochs.starting
+        if first:
             self.epochs.check_begin(first, oldest, last)
-        return {"epoch": first - 1, "first": first, "cluster": self._cluster}
+        else:
+            first = max(oldest, self.epochs.begin(self._store))
+        return self._marked({"epoch": first - 1, "cluster": self._cluster})
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         last = self._target if self._target is not None else self._look()[1]
         self._check(start)
         if isinstance(limit, ReadMaxFiles):
             last = min(last, start["epoch"] + limit.max_files)
-        return start | {"epoch": last, "cluster": self._cluster} if last > start["epoch"] else start
+        if last <= start["epoch"]:
+            return start
+        return self._marked(start) | {"epoch": last, "cluster": self._cluster}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Spark knows limits of rows, bytes and files; an epoch is most like a file."""
@@ -180,8 +191,8 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._tail is not None
         first, last = start["epoch"] + 1 - self._origin, end["epoch"] - self._origin
         stretches = self._tail.cut(first, last, self.epochs.partitions_max, PARTITION_BYTES_MIN)
-        spot, begun = self._tail.spot, start.get("first", start["epoch"] + 1)
-        return [Stretch(first, last, self._origin, spot(first), begun) for first, last in stretches]
+        spot, mark = self._tail.spot, self._marked(start).get("mark")
+        return [Stretch(first, last, self._origin, spot(first), mark) for first, last in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.epochs.read(partition)
@@ -189,6 +200,18 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if self._tail is not None:
             self._tail.forget(end["epoch"] + 1 - self._origin)
+
+    def _marked(self, offset: dict[str, Any]) -> dict[str, Any]:
+        """With what the stream notes of its beginning; this offset is it, if it has no such note."""
+        if "mark" not in offset:
+            mark = self.epochs.mark(self._store, offset["epoch"] + 1)
+            return offset if mark is None else offset | {"mark": mark}
+        return offset
+
+    @property
+    def _store(self) -> Store:
+        assert self._tail is not None
+        return self._tail.store
 
     def _check(self, offset: dict[str, Any]) -> None:
         if offset.get("cluster", self._cluster) != self._cluster:
@@ -202,13 +225,13 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The oldest epoch that is kept, and the last one."""
         if self._tail is None:
             store = self.epochs.open()
-            self._origin, self._begin = self.epochs.origin(store), self.epochs.begin(store)
+            self._origin, self._oldest = self.epochs.origin(store), self.epochs.oldest(store)
             self._cluster = self.epochs.cluster(store)
             self._tail = Tail(store, self.epochs.folder)
         now = time.monotonic()
         if self._seen is None or self._tail.store.can_append or now - self._seen[0] >= LOOK_AGAIN_S:
             first, last = self._tail.look()
-            self._seen = now, max(first + self._origin, self._begin), last + self._origin
+            self._seen = now, max(first + self._origin, self._oldest), last + self._origin
         return self._seen[1:]
 
 
@@ -223,15 +246,17 @@ class EpochTable(DataSourceReader):
         origin = self.epochs.origin(store)
         tail = Tail(store, self.epochs.folder)
         oldest, last = (number + origin for number in tail.look())
-        oldest = max(oldest, self.epochs.begin(store))
-        first, end = self.epochs.starting or oldest, self.epochs.ending or last
+        oldest = max(oldest, self.epochs.oldest(store))
+        first = self.epochs.starting or max(oldest, self.epochs.begin(store))
+        end = self.epochs.ending or last
         self.epochs.check_begin(first, oldest, last)
         if end > last:
             raise StreamError(f"endingEpoch is {end}, and the last epoch so far is {last}")
         if first > end:
             return []
         stretches = tail.cut(first - origin, end - origin, self.epochs.partitions_max, PARTITION_BYTES_MIN)
-        return [Stretch(at, last, origin, tail.spot(at), first) for at, last in stretches]
+        mark = self.epochs.mark(store, first)
+        return [Stretch(first, last, origin, tail.spot(first), mark) for first, last in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.epochs.read(partition)

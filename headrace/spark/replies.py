@@ -56,7 +56,7 @@ class Kept(Epochs):
 
     folder, what = "replies", "the replies"
 
-    def batches(self, records: Iterator[tuple[int, bytes]], begun: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
         gathered = Gathered()
         for _, data in records:
             header, results = unpack_results(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 
 from headrace.errors import JavaMissing
 from headrace.spark import archive
+from headrace.spark.connector import spark_jars
 from headrace.spark.java import find_java
+
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -27,14 +31,28 @@ def test_without_an_archive_there_is_no_option(home: Path, tmp_path: Path) -> No
     assert archive.java_options(tmp_path / "no java") == ""
 
 
+def test_nobody_needs_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(archive.Path, "home", nobody)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert archive.java_options(home) == ""
+    monkeypatch.setattr(archive.sys, "prefix", archive.sys.base_prefix)
+    assert archive.java_options(home) == ""
+
+
 def test_each_java_and_each_spark_has_its_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = tmp_path / "java"
+    other, jars = tmp_path / "java", tmp_path / "spark" / "jars"
     (other / "lib").mkdir(parents=True)
     (other / "lib" / "modules").write_bytes(b"")
+    jars.mkdir(parents=True)
     places = {archive.place(home), archive.place(other)}
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
     places.add(archive.place(home))
-    assert len(places) == 3
+    (jars / "more.jar").write_bytes(b"")
+    places.add(archive.place(home))
+    assert len(places) == 4
     assert all(tmp_path in place.parents for place in places), "in the virtual environment"
     monkeypatch.setattr(archive.sys, "prefix", archive.sys.base_prefix)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -60,9 +78,23 @@ def test_a_rehearsal_that_fails_leaves_nothing_and_says_why(home: Path, monkeypa
     assert list(archive.place(home).parent.iterdir()) == []
 
 
-@pytest.mark.spark
-def test_a_session_uses_the_archive_that_is_there(spark: Any) -> None:
-    """`make test` has made one."""
-    options = archive.java_options(find_java()[0])
+def test_a_session_uses_the_archive_that_is_there(spark: Any, tmp_path: Path) -> None:
+    """`make test` has made one, and classes of Spark come from it."""
+    home, _ = find_java()
+    options = shlex.split(archive.java_options(home))
+    if not options:
+        pytest.skip("headrace doctor --warm makes one")
     said = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
-    assert [word for word in shlex.split(options) if word not in list(said)] == []
+    assert [word for word in options if word not in list(said)] == []
+    log = tmp_path / "classes.log"
+    said = [str(spark_jars().parent / "bin" / "spark-submit"), "--version", "--driver-java-options"]
+    subprocess.run(
+        [*said, f"{archive.java_options(home)} -Xlog:class+load:file={log}"],
+        env={**os.environ, "JAVA_HOME": str(home)},
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    loaded = [line for line in log.read_text().splitlines() if " org.apache.spark." in line]
+    assert loaded
+    assert sum("shared objects file (top)" in line for line in loaded) > 100

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -12,17 +13,24 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace import App, Config, Runtime
+from headrace.durability.bulk import Bulk, Sealing, Target, write
 from headrace.durability.changelog import Changelog
+from headrace.durability.columns import join
 from headrace.durability.log import read_log
-from headrace.durability.store import open_store
+from headrace.durability.store import DirectoryStore, open_store
+from headrace.durability.views import Moment, View
 from headrace.errors import Abort, StoreError, StreamError
 from headrace.model.context import Context
 from headrace.spark.changes import Logged, keys_as_text
+from headrace.spark.epochs import EpochStream
 from headrace.spark.load import load
 from headrace.wire.values import Values, plain
+from tests.process.test_cluster import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -258,7 +266,7 @@ def rows_of(store: Any, origin: int, **options: str) -> list[dict[str, Any]]:
     """As somebody reads them for whom the epoch of a record was its number and this. The first record has none."""
     logged = Logged({"path": store.url, **options})
     records = ((record.number + origin, record.data) for record in read_log(store, "changes", 2))
-    return [row for batch in logged.batches(records, 1) for row in batch.to_pylist()]
+    return [row for batch in logged.batches(records) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
@@ -317,8 +325,150 @@ def test_a_stream_that_began_before_a_load_stops_there(spark: Any, tmp_path: Pat
     assert [(row.epoch, row.operator, row.before, row.after) for row in sorted(now) if row.operator == "account"] == [
         (3, "account", "70", "71")
     ]
-    with pytest.raises(Exception, match="epoch 1 are not there: those of epoch 3"):
+    with pytest.raises(Exception, match="before epoch 3 states were loaded"):
         changes(spark, store, startingEpoch=1).collect()
+    past = changes(spark, store, startingEpoch=1, endingEpoch=2).collect()  # which one may still look at
+    assert {(row.epoch, row.operator) for row in past} == {(1, "account"), (2, "room")}
+
+
+class Follower:
+    """A stream without Spark."""
+
+    def __init__(self, store: Path, **options: Any) -> None:
+        self.options = {"path": str(store)} | {name: str(value) for name, value in options.items()}
+        self.offset = self._planner().initialOffset()
+
+    def follow(self) -> list[tuple[int, str, str, str | None]]:
+        planner = self._planner()  # each time it is started again
+        end = planner.latestOffset(self.offset, ReadAllAvailable())
+        rows = [
+            (row["epoch"], row["operator"], row["key"], row["after"])
+            for part in planner.partitions(self.offset, end)
+            for batch in planner.read(part)
+            for row in batch.to_pylist()
+        ]
+        self.offset = end
+        return rows
+
+    def _planner(self) -> EpochStream:
+        return EpochStream(Logged(self.options))
+
+
+def run_once(store: Path, *calls: Any, of: App = app) -> None:
+    with Runtime(of, store=store) as runtime:
+        for call in calls:
+            runtime.client.call(*call)
+
+
+def load_by_hand(store: Path, balance: int) -> None:
+    """What load.py does, without Spark: one account."""
+    bulk = Bulk(DirectoryStore(store), app, Config())
+    sealing = Sealing(Config())
+    keys, states = sealing.keys(pa.array(["loaded"])), sealing.states({"n": pa.array([balance])}, lambda row: "loaded")
+    target = Target(bulk.place, account, Config().shards)
+    bulk.publish("account", [write(bulk.store, target, 0, iter([(keys, states)]))])
+    bulk.close()
+
+
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_also_if_no_epoch_ran_between_its_beginning_and_the_load(tmp_path: Path, epochs: int) -> None:
+    store = tmp_path / "store"
+    run_once(store, *[(add, "a", 1)] * epochs)
+    for at in (1, 2):  # and a second load at the same place
+        followers = [Follower(store, startingEpoch=epochs + 1), Follower(store, operator="account")]
+        if at == 1:
+            assert [len(each.follow()) for each in followers] == [0, epochs]
+        load_by_hand(store, 10 * at)
+        late = [Follower(store), Follower(store, operator="account", startingEpoch=epochs + 1)]
+        assert late[0].follow() == []
+        copy = tmp_path / f"copy{at}"
+        shutil.copytree(store, copy)
+        run_once(copy, (add, "loaded", 1))
+        for each in (*followers, *late):
+            each.options["path"] = str(copy)
+        for each in followers:
+            with pytest.raises(StreamError, match=f"before epoch {epochs + 1} states were loaded"):
+                each.follow()
+        for each in late:
+            assert each.follow() == [(epochs + 1, "account", "loaded", str(10 * at + 1))]
+
+
+def test_a_stream_of_all_is_told_of_an_operator_that_was_off_for_a_while(tmp_path: Path) -> None:
+    with logging("account", "room"):
+        run_once(tmp_path, (book, "r", 1))
+        everything, accounts = Follower(tmp_path), Follower(tmp_path, operator="account")
+        assert len(everything.follow()) == 1
+    with logging("account"):
+        run_once(tmp_path, (book, "r", 2), (add, "a", 1))
+        assert everything.follow() == [(3, "account", "a", "1")]
+    with logging("account", "room", "thing"):
+        run_once(tmp_path, (book, "r", 3), (put, "t", 1))
+    with pytest.raises(StreamError, match=r"before epoch 4 .* changed without being logged.*startingEpoch\", 4"):
+        everything.follow()
+    assert [row[0] for row in accounts.follow()] == [3]
+    anew = Follower(tmp_path)
+    assert [row[:2] for row in anew.follow()] == [(4, "room"), (5, "thing")]
+    run_once(tmp_path, (add, "a", 1))
+    assert [row[:2] for row in anew.follow()] == [(6, "account")]
+
+
+def test_an_offset_without_a_mark_gets_one(tmp_path: Path) -> None:
+    run_once(tmp_path, (add, "a", 1), (add, "a", 1))
+    follower = Follower(tmp_path)
+    del follower.offset["mark"]
+    follower.follow()
+    load_by_hand(tmp_path, 7)
+    run_once(tmp_path, (add, "a", 1))
+    with pytest.raises(StreamError, match="before epoch 3 states were loaded"):
+        follower.follow()
+
+
+def versions() -> list[App]:
+    """An app before and after its states have changed, from a number to its name."""
+    made = []
+    for state, migrate in ((int, None), (str, lambda key, old: f"v2:{old}")):
+        each = App("versions")
+        item = each.operator("item", state=state, changes=True, migrate=migrate)
+        empty = each.operator("empty", state=state, changes=True, migrate=migrate)
+
+        for operator in (item, empty):
+
+            @operator.register
+            def change(ctx: Context, value: Any) -> None:
+                ctx.put(value)
+
+        made.append(each)
+    return made
+
+
+def test_behind_a_migration_a_stream_begins_anew_with_the_migrated_state(tmp_path: Path) -> None:
+    old, new = versions()
+    run_once(tmp_path, ("item.change", "a", 1), ("item.change", "b", 1), of=old)
+    everything, empties = Follower(tmp_path), Follower(tmp_path, operator="empty")
+    everything.follow()
+    with Runtime(new, Config(snapshot_interval_us=1 << 60), store=tmp_path) as runtime:
+        runtime.client.call("item.change", "a", "new")
+        runtime.client.call("empty.change", "e", "new")
+        eventually(lambda: View(open_store(str(tmp_path)), "item").newest().epoch == 4)
+        with pytest.raises(StreamError, match=r"before epoch 3 .*migrated.*\"asOfEpoch\", 2"):
+            everything.follow()
+        assert [row[0] for row in empties.follow()] == [4], "it had no state to migrate"
+        state = states(tmp_path, View(open_store(str(tmp_path)), "item").at(2))
+        assert state == {"a": "v2:1", "b": "v2:1"}
+        anew = Follower(tmp_path, operator="item")
+        assert [row[2:] for row in anew.follow()] == [("a", '"new"')]
+        assert states(tmp_path) == {"a": "new", "b": "v2:1"}
+
+
+def states(where: Path, moment: Moment | None = None) -> dict[Any, Any]:
+    view = View(open_store(str(where)), "item")
+    moment = moment or view.newest()
+    found = list(view.read(moment, view.print(moment)))
+    return {
+        key: VALUES.unseal(state)
+        for each in found
+        for key, state in zip(join(each.keys), join(each.states), strict=True)
+    }
 
 
 def test_keys_are_texts_and_say_what_they_were() -> None:

@@ -166,7 +166,7 @@ def fill(where: Path, seed: int, batches: int = 40, **settings: Any) -> Told:
 def rows_in(where: Path) -> list[dict[str, Any]]:
     kept = Kept({"path": str(where)})
     records = ((record.number, record.data) for record in read_log(DirectoryStore(where), "replies"))
-    return [row for batch in kept.batches(records, 1) for row in batch.to_pylist()]
+    return [row for batch in kept.batches(records) for row in batch.to_pylist()]
 
 
 def times_of(where: Path) -> dict[int, datetime.datetime]:
@@ -260,14 +260,14 @@ def test_a_large_epoch_is_several_record_batches(tmp_path: Path) -> None:
         runtime.client.batch([(echo, "k", value) for value in values])
     kept = Kept({"path": str(tmp_path / "store")})
     records = ((record.number, record.data) for record in read_log(DirectoryStore(tmp_path / "store"), "replies"))
-    made = [*kept.batches(records, 1)]
+    made = [*kept.batches(records)]
     assert len(made) >= 3
     assert all(batch.nbytes < 40 << 20 for batch in made)
     assert [json.loads(text) for batch in made for text in batch["result"].to_pylist()] == values
 
 
 def test_an_empty_piece_of_nothing_is_no_batch() -> None:
-    assert [*Kept({"path": "x"}).batches(iter(()), 1)] == []
+    assert [*Kept({"path": "x"}).batches(iter(()))] == []
     assert Gathered().rows == 0
 
 
