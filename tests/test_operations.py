@@ -659,8 +659,8 @@ def test_time_travel_over_a_migration_needs_the_code_of_its_epoch(
         )
         return json.loads(said)["state"]["money"] if code == 0 else code
 
-    assert [money(old, epoch) for epoch in (2, 3)] == [20, 2]  # refused: other code has logged it
-    assert [money(new, epoch) for epoch in (2, 3, 4)] == [20, 2010, 2010]
+    assert [money(old, epoch) for epoch in (2, 3)] == [2_000, 2]  # refused: other code has logged it
+    assert [money(new, epoch) for epoch in (2, 3, 4)] == [2_000, 2_010, 2_010]  # 2 is what 3 began with
     assert headrace("verify", new, "--store", store)[0] == 0
     assert headrace("restore", new, "--store", store, "--epoch", 3, "--into", store.parent / "three")[0] == 0
     with Runtime(app, store=store.parent / "three") as runtime:
