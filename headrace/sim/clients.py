@@ -101,8 +101,8 @@ class Client:
         if house is None:
             world.fault("nobody to ask")
             return
-        # A batch of a source that comes again when the next one has been taken is refused, and nobody minds; nor if the
-        # coordinator has been superseded and knows less.
+        # A batch of a source that comes again when the next one has been taken is refused, or told that it is past, and
+        # nobody minds; nor if the coordinator has been superseded and knows less.
         token = world.new_token(
             house,
             lambda answers: self._answered(request, rows, answers),

@@ -26,6 +26,7 @@ from headrace.core.channel import Received, Tick
 from headrace.core.coordinator import Lost, Overran, Rescale
 from headrace.core.deferred import Responded
 from headrace.core.engine import Read
+from headrace.core.ingress import EXPIRED
 from headrace.core.program import values_of
 from headrace.core.worker import Worker
 from headrace.sim.archive import Archive
@@ -391,7 +392,9 @@ class World:
             return b""
         if effect.token not in node.house.tokens:
             raise Broken(f"submission {effect.token} was answered twice: {answers.ids}")
-        then, is_misuse, _ = node.house.tokens.pop(effect.token)
+        then, is_misuse, may_be_refused = node.house.tokens.pop(effect.token)
+        if is_past(answers) and may_be_refused():
+            return repr(effect.token).encode()
         if self.is_durable:
             self.archive.answer(node.house, answers)
             if self.disk_times.random() < 0.05:
@@ -493,6 +496,13 @@ EFFECTS: dict[str, Callable[[World, Node, Any], bytes]] = {
     "Save": World._save,
     "Perform": World._perform,
 }
+
+
+def is_past(answers: Answers) -> bool:
+    """Does it only say that the batch has run?"""
+    return len(answers.failures) == len(answers.tids) > 0 and all(
+        failure.code == EXPIRED.code for failure in answers.failures.values()
+    )
 
 
 def shorten(effect: Any) -> str:
