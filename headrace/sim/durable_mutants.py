@@ -361,7 +361,7 @@ DURABLE_MUTANTS = (
     Mutant("decrees are not logged", journal.Journal, "note", notes_nothing, 33),
     Mutant("replies are kept before their records are durable", journal.Journal, "_keep", keeps_at_once, 1),
     Mutant("a snapshot is saved of what is not durable", journal.Journal, "_save", saves_at_once, 74),
-    Mutant("a snapshot that failed is forgotten", journal.Journal, "failed", drops_failed_snapshots, 359),
+    Mutant("a snapshot that failed is forgotten", journal.Journal, "failed", drops_failed_snapshots, 398),
     Mutant("state leaves without a look at the fence", journal.Journal, "has_checked", reads_unchecked, 119),
     Mutant("a snapshot is an alias of the state", engine.Engine, "_take_snapshot", aliases_the_snapshot, 10),
     Mutant("a recovery begins one record late", journal.Journal, "take", reads_on_too_late, 9),

@@ -78,11 +78,15 @@ def planted(mutant: Mutant) -> Iterator[None]:
         yield
 
 
+def look_of(mutant: Mutant) -> Callable[[int], list[str]]:
+    return mutant.look or (lambda seed: simulate(seed).violations)
+
+
 def caught_by(mutant: Mutant, seeds: range) -> int | None:
     """The first of these seeds that shows it. A mutant that itself breaks down, for the core has changed since it was
     made, proves nothing: that is an error."""
     order: list[int] = [mutant.hint, *seeds]
-    look = mutant.look or (lambda seed: simulate(seed).violations)
+    look = look_of(mutant)
     with planted(mutant):
         for seed in order:
             violations = look(seed)

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.sim.crashes import SCENARIOS, Scenario, crash_everywhere
 from headrace.sim.durable_mutants import DURABLE_MUTANTS
-from headrace.sim.mutants import MUTANTS, Mutant, caught_by
+from headrace.sim.mutants import MUTANTS, Mutant, caught_by, look_of
 from headrace.sim.parameters import Parameters, draw
 from headrace.sim.run import PROBES, Report, run, simulate
 
@@ -104,7 +104,9 @@ def test_a_crash_before_any_effect_is_survived(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("mutant", [*MUTANTS, *DURABLE_MUTANTS], ids=lambda mutant: mutant.name)
 def test_a_planted_mistake_is_caught(mutant: Mutant) -> None:
-    assert caught_by(mutant, range(200)) is not None
+    seed = caught_by(mutant, range(200))
+    assert seed is not None
+    assert look_of(mutant)(seed) == [], "it is the mistake that shows, nothing else"
 
 
 def test_parameters_follow_from_the_seed_alone() -> None:
