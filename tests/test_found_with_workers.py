@@ -180,6 +180,24 @@ def test_the_limit_of_calls_may_be_lower_than_the_number_of_workers() -> None:
     assert [outcome(reply) for reply in cluster.run(calls)] == serially(app, calls, calls_max=2)[0]
 
 
+@thing.register
+async def queue_and_ask(ctx: Context, count: int, keys: list[str]) -> None:
+    for _ in range(count):
+        ctx.call_async(add, ctx.key, 1)
+    await (ctx.call(queue_and_ask, keys[0], count, keys[1:]) if keys else ctx.call(show_an_object, ctx.key + "!"))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_what_waiting_calls_have_queued_counts_when_another_one_fails(workers: int, count: int) -> None:
+    keys = [on(1 + at % workers, f"{at} of ", workers) for at in range(3)]
+    calls = [(queue_and_ask, keys[0], count, keys[1:])] * 2
+    for calls_max in range(1, 12):
+        cluster = Cluster(app, workers, seed=3, calls_max=calls_max, mode="ordered")
+        found = [outcome(reply)[:2] for reply in cluster.run(calls)]
+        assert found == [each[:2] for each in serially(app, calls, calls_max=calls_max)[0]], calls_max
+
+
 def test_the_next_epoch_starts_while_the_last_one_settles() -> None:
     cluster = Cluster(app, 2, epoch_transactions_max=2)
     cluster.settle()

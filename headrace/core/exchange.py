@@ -45,6 +45,7 @@ class Part:
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
         self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
         self.suspects: set[int] = set()
+        self.queued: dict[int, dict[bytes, int]] = {}  # one-way calls of calls that wait, by transaction and place
         self.touched: dict[int, set[tuple[str, Any]]] = {}  # entities that suspects wanted to call
         self.bytes: dict[int, int] = {}  # per TID, where it counts
         self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
@@ -122,7 +123,10 @@ class Exchange(ABC):
             self.calls_of(part, tid)[place] = call
 
     def _count_calls(self, part: Part, tid: int, count: int) -> None:
-        """If all workers together have more than the limit, one of them has more than its share of it."""
+        """If all workers together have more than the limit, one of them has more than its share of it. What a call that
+        waits has queued counts, too: if another one fails meanwhile, it will never be made."""
+        if part.queued:
+            count += sum(part.queued.get(tid, {}).values())
         if count * self.workers > self.calls_max:
             part.suspects.add(tid)
 

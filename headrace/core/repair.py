@@ -413,6 +413,8 @@ class Repair(Exchange):
         call.result = result
         if call.failure is not None:
             self._mend(part, call)
+        if part.queued:
+            part.queued.get(tid, {}).pop(call.order[1], None)
         self._dispatch_sent(part, call, transaction.queue)
         if call.caller is not None and not (call.answered is not NOT_YET and same(call.answered, call.result)):
             call.answered = call.result
@@ -423,6 +425,13 @@ class Repair(Exchange):
             part.suspects.add(tid)
         self._count_bytes(part, tid, self.bytes_max - transaction.bytes_left)
         transaction.bytes_left = self.bytes_max
+
+    def _count_queued(self, part: Part, call: Call, count: int) -> None:
+        """A call waits, or fails: what it has queued is not made yet, or never."""
+        tid, place = call.order
+        if count:
+            part.queued.setdefault(tid, {})[place] = count
+        self._count_calls(part, tid, self.calls_here(part, tid))
 
     def _count_bytes(self, part: Part, tid: int, size: int) -> None:
         """If all workers together are over the limit, one of them is over its share of it."""
@@ -440,7 +449,7 @@ class Repair(Exchange):
         transaction = self.transaction
         if isinstance(error, RecursionError | MemoryError | LimitReached):
             part.suspects.add(tid)  # whether Python's stack suffices, and which limit comes first, is seen alone
-        self._count_calls(part, tid, self.calls_here(part, tid) + len(transaction.queue))
+        self._count_queued(part, call, len(transaction.queue))
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
             transaction.reset()
@@ -504,6 +513,7 @@ class Repair(Exchange):
         transaction = self.transaction
         frame.coroutine, frame.context, frame.waits_for, frame.is_running = coroutine, context, n, False
         frame.queue = transaction.queue.copy()
+        self._count_queued(part, call, sum(len(each) == 3 for each in frame.queue))  # not those that are awaited
         if transaction.is_marked:
             frame.unawaited, transaction.unawaited = transaction.unawaited, {}
             self._count_marks(part, call.order[0], transaction)
