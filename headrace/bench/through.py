@@ -73,20 +73,13 @@ def through(
     from headrace.spark import session
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    made = session("headrace-bench", **settings()) if spark is None else spark
+    made = session("headrace-bench", java_options=JAVA_OPTIONS, **SETTINGS) if spark is None else spark
     try:
         with folder_on_disk(where) as folder:
             return measure(made, folder, keys, plan, progress, config) | {"load_before": round(load, 1)}
     finally:
         if spark is None:
             made.stop()
-
-
-def settings() -> dict[str, str]:
-    from headrace.spark.session import LOCAL_DEFAULTS
-
-    own = LOCAL_DEFAULTS["spark.driver.extraJavaOptions"]
-    return SETTINGS | {"spark_driver_extraJavaOptions": f"{own} {JAVA_OPTIONS}"}
 
 
 def measure(

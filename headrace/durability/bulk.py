@@ -71,8 +71,7 @@ class Bulk:
     def __init__(self, store: Store, app: App, config: Config) -> None:
         self.opened = Opened(store, app, config)
         self.store, self.app = store, app
-        complete = [each for each in self.opened.snapshots.manifests() if each.is_complete]
-        self.base = max(complete, key=lambda each: each.place, default=None)
+        self.base = self.opened.snapshots.newest()
         engine = Engine(app, config, seed=self.opened.seed)
         self.records = Records(engine.program, self.opened.fingerprint, store)
         if has_more(store, app, self.base):

@@ -41,8 +41,7 @@ class Repaired(NamedTuple):
 
 def repair_store(past: Past) -> Repaired:
     """Takes the store over; whoever serves from it is fenced."""
-    complete = [each for each in past.snapshots.manifests() if each.is_complete]
-    newest = max(complete, key=lambda manifest: manifest.place, default=None)
+    newest = past.snapshots.newest()
     epoch, position, oldest = (0, 1, 1) if newest is None else (newest.epoch, newest.position, newest.meta["oldest"])
     store = past.store
     log = repair(store, "log", position)

@@ -212,6 +212,11 @@ class Snapshots:
         self._known = {manifest.place: manifest for manifest in found if manifest.is_complete}
         return found
 
+    def newest(self) -> Manifest | None:
+        """The one whose state is that of the store, but for what the log has after it."""
+        complete = (each for each in self.manifests() if each.is_complete)
+        return max(complete, key=lambda each: each.place, default=None)
+
     def _places(self) -> list[Place]:
         places = [place_of(name) for name in self.store.list(MANIFESTS)]
         return sorted(place for place in places if place is not None)

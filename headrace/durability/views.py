@@ -51,7 +51,7 @@ class View:
 
     def newest(self) -> Moment:
         """As far as can be read without running anything again; without any snapshot, by doing so."""
-        base = max(self._manifests(), key=lambda each: each.place, default=None)
+        base = self.past.snapshots.newest()
         begin = self._begin(base)
         last = self.changelog.bounds()[1]
         if last > begin and self._logs_from(begin + 1, base):

@@ -20,7 +20,7 @@ from pathlib import Path
 import pyspark
 
 from headrace.errors import JavaMissing
-from headrace.spark.connector import spark_jars
+from headrace.spark.connector import spark_jars, user_cache
 
 REHEARSAL = "import sys, headrace.spark.archive as here; here.rehearse(*map(here.Path, sys.argv[1:]))"
 REHEARSAL_S_MAX = 300.0
@@ -28,14 +28,11 @@ REHEARSAL_S_MAX = 300.0
 
 def place(home: Path) -> Path:
     """Where the archive is for this Java, whether there is one or not."""
-    if sys.prefix != sys.base_prefix:
-        folder = Path(sys.prefix) / "share"
-    else:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(sys.prefix) / "share" / "headrace" if sys.prefix != sys.base_prefix else user_cache()
     files = [home / "lib" / "modules", *sorted(spark_jars().iterdir())]  # Java looks at their times and sizes, too
     marks = [f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
     digest = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:12]
-    return folder / "headrace" / f"spark-{pyspark.__version__}-{digest}.jsa"
+    return folder / f"spark-{pyspark.__version__}-{digest}.jsa"
 
 
 def java_options(home: Path) -> str:
@@ -74,7 +71,7 @@ def make(home: Path) -> Path:
 def rehearse(archive: Path, folder: Path) -> None:
     """What apps do, in short; when the JVM ends it writes down which classes that took."""
     from headrace import App, Context, Runtime
-    from headrace.spark.session import LOCAL_DEFAULTS, session
+    from headrace.spark.session import session
     from headrace.spark.transact import transact
 
     app = App("rehearsal")
@@ -85,9 +82,7 @@ def rehearse(archive: Path, folder: Path) -> None:
         ctx.put(ctx.get(0) + amount)
         return amount
 
-    name = "spark.driver.extraJavaOptions"
-    options = [LOCAL_DEFAULTS[name], "-XX:TieredStopAtLevel=1", f'"-XX:ArchiveClassesAtExit={archive}"']
-    spark = session(**{name: " ".join(options)})
+    spark = session(java_options=f'-XX:TieredStopAtLevel=1 "-XX:ArchiveClassesAtExit={archive}"')
     spark.range(100).selectExpr("cast(id as string) as key", "id as amount").write.json(str(folder / "in"))
     now = {"availableNow": True}
     with Runtime(app, store=folder / "store") as runtime:

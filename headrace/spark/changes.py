@@ -102,8 +102,7 @@ class Logged(Epochs):
 
     def _loaded(self, store: Store, newest: EpochChanges) -> dict[str, int]:
         """What was loaded since this record, which is the newest, and how often: no epoch has run on it yet."""
-        manifests = [each for each in Past(store).snapshots.manifests() if each.is_complete]
-        base = max(manifests, key=lambda each: each.place, default=None)
+        base = Past(store).snapshots.newest()
         loads = {} if base is None or base.epoch < newest.epoch else base.meta.get("loads", {})
         fresh = {name: loads.get(name, 0) - newest.header.loads.get(name, 0) for name in newest.since}
         return {name: count for name, count in fresh.items() if count > 0 and self.operator in (None, name)}

@@ -59,9 +59,13 @@ def hint() -> str:
     )
 
 
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+
+
 def cache() -> Path:
     """Where `fetch` puts it: a folder for each version of Spark, whole or not there."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace" / "kafka" / pyspark.__version__
+    return user_cache() / "kafka" / pyspark.__version__
 
 
 def spark_jars() -> Path:

@@ -48,6 +48,7 @@ from headrace.durability.columns import Columns
 from headrace.durability.identity import identity_of
 from headrace.durability.layers import by_shard
 from headrace.durability.manifests import Stored
+from headrace.durability.past import Past
 from headrace.durability.store import Store, address_of, open_store
 from headrace.durability.typed import Shape, declared
 from headrace.durability.views import Moment, View
@@ -209,7 +210,7 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
     if replace or identity_of(store) is None:
         return
     view = View(store, operator.name, app)
-    manifest = newest(view)
+    manifest = view.past.snapshots.newest()
     if manifest is None:
         return
     moment = Moment(manifest.epoch, manifest.place)
@@ -227,10 +228,6 @@ def not_empty(store: Store, operator: Operator) -> StreamError:
     )
 
 
-def newest(view: View) -> Any:
-    return max((each for each in view._manifests()), key=lambda each: each.place, default=None)
-
-
 # Of an app whose own configuration is not known here: nothing is dropped that it may still keep.
 KEEP_ALL = dict.fromkeys(
     ("reply_retention_us", "request_id_retention_us", "request_ids_max", "queries_max", "snapshots_kept"), 1 << 50
@@ -239,7 +236,7 @@ KEEP_ALL = dict.fromkeys(
 
 def bring_up_to_date(store: Store, app: App, config: Config) -> None:
     """What is in the log, and in no snapshot, is run; what other code has written is migrated."""
-    if identity_of(store) is not None and has_more(store, app, newest(View(store, "", app))):
+    if identity_of(store) is not None and has_more(store, app, Past(store, app).snapshots.newest()):
         Runtime(app, dataclasses.replace(config, **KEEP_ALL), store=store).close()
 
 

@@ -46,9 +46,12 @@ CLUSTER_DEFAULTS = {  # executors elsewhere have to reach the driver
 }
 
 
-def session(name: str = "headrace", *, master: str = "local[2]", **settings: str) -> SparkSession:
+def session(
+    name: str = "headrace", *, master: str = "local[2]", java_options: str = "", **settings: str
+) -> SparkSession:
     """The Spark session to use. One that you made is handed back as it is, with the data sources registered; else a
-    local one is started. Settings are Spark's own, with `_` for `.`: `session(spark_driver_memory="2g")`."""
+    local one is started. Settings are Spark's own, with `_` for `.`: `session(spark_driver_memory="2g")`. The driver's
+    JVM gets `java_options` beside those that it always has."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return register(active)
@@ -59,7 +62,7 @@ def session(name: str = "headrace", *, master: str = "local[2]", **settings: str
         os.environ.setdefault(variable, str(WORKER_PYTHON) if starts_sooner(master) else sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     defaults = dict(LOCAL_DEFAULTS if is_local(master) else CLUSTER_DEFAULTS)
-    defaults["spark.driver.extraJavaOptions"] += archive.java_options(home)
+    defaults["spark.driver.extraJavaOptions"] += f"{archive.java_options(home)} {java_options}"
     for key, value in (defaults | {spelled(key): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():
