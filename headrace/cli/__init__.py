@@ -162,7 +162,7 @@ def doctor(
     install_kafka: Annotated[
         bool, typer.Option("--install-kafka", help="Get Spark's Kafka connector if it is not there.")
     ] = False,
-    warm: Annotated[bool, typer.Option("--warm", help="Let Spark start in half the time from now on.")] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Let Spark start in 60% of the time from now on.")] = False,
 ) -> None:
     """Check Java, Spark, Kafka's connector, ports and disk: what is wrong, and how to mend it."""
     from headrace.cli.doctor import examine

@@ -53,7 +53,7 @@ def archive(warm: bool) -> str:
     if warm:
         archive.make(home)
     if not archive.java_options(home):
-        raise Lacking("Spark could start in half the time: headrace doctor --warm (takes a minute, and 200 MB)")
+        raise Lacking("Spark could start in 60% of the time: headrace doctor --warm (takes a minute, and 200 MB)")
     return f"Spark's classes are at hand in {archive.place(home)}"
 
 

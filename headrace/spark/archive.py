@@ -1,4 +1,4 @@
-"""A Spark that starts in half the time: the classes that its JVM loads, read and checked once, and kept in an archive.
+"""A Spark that starts sooner: the classes that its JVM loads, read and checked once, and kept in an archive.
 
 Java calls it class data sharing. Rules:
 1. The archive belongs to one Java and one Spark, and its name says which. In a virtual environment it lives there, and
