@@ -9,7 +9,6 @@ its steps does no harm: it writes to a segment whose end its successor has alrea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import NoReturn
 
 from headrace.durability.chain import (
@@ -163,21 +162,21 @@ class Log:
         self._must_roll = True
 
     def retire(self, below: int) -> list[str]:
-        """Deletes the segments all of whose records are below this number, never the newest; returns their names."""
+        """Deletes the segments all of whose records are below this number, never the newest; returns their names.
+
+        What is left, because the store is full or refuses, is for the next call."""
         self.check()
         chain = self._chain
         below = max(min(below, self.last + 1), chain.kept)
         strays = [ref for ref in (*chain.orphans, *chain.torn) if ref.first < below and ref.term < self.term]
         retired = [ref for ref, following in zip(chain.refs, chain.refs[1:], strict=False) if following.first <= below]
-        if below > chain.kept and (strays or retired):
-            # First say it: or a file that is missing could be taken for retired, and one that comes back for sound.
-            with suppress(StoreFull):  # deleting is what makes room
-                self.store.create(retired_mark(self.name, below), b"")
-            self._chain = chain._replace(kept=below)
-            if chain.kept:
-                self.store.delete(retired_mark(self.name, chain.kept))
         names = []
         for ref in (*strays, *retired):
+            # First say it: or a file that is missing could be taken for retired, and one that comes back for sound.
+            # With no room to say it only the oldest may go, as deleting makes room: of two deletions that nothing tells
+            # of, a loss of power could undo the older one alone, and leave a hole.
+            if not self._say_retired(below) and ref in retired and chain.refs[0].first > max(chain.kept, 1):
+                break
             names.append(f"{self.name}/{ref.name}")
             self.store.delete(names[-1])  # if this fails, the next call tries again
             for kind in (chain.refs, chain.orphans, chain.torn):
@@ -217,6 +216,19 @@ class Log:
         self._current, self._size = begin_segment(self.store, self.name, self.term, end, not self.store.can_append)
         self._seed = seed_of(self._current.name)
         self._chain.refs.append(self._current)
+
+    def _say_retired(self, below: int) -> bool:
+        """Records below this number may be gone. False if there is no room to say so."""
+        said = self._chain.kept
+        if below > said:
+            try:
+                self.store.create(retired_mark(self.name, below), b"")
+            except StoreFull:
+                return False
+            self._chain = self._chain._replace(kept=below)
+            if said:
+                self.store.delete(retired_mark(self.name, said))
+        return True
 
     def _look(self) -> None:
         """Has a later term announced itself? (Looks at the store, each time.)"""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from headrace.durability.chain import find_chain
 from headrace.durability.log import Log, Record, bounds, highest_term, read_log
 from headrace.durability.store import DirectoryStore
 from headrace.errors import Fenced, LogBroken, StoreError, StoreFull, TooLarge, WrongStore
+from headrace.sim import disk as sim_disk
 from tests.durability.memory import BOTH, Disk, MemoryStore, Process, data_of, written
 
 # --- without trouble --------------------------------------------------------------------------------------------------
@@ -117,6 +119,44 @@ def test_on_a_full_disk_segments_can_be_retired() -> None:
     store.is_armed = True
     assert log.retire(below=12)
     assert [record.number for record in Log.take_over(disk.store()).read(12)] == [12, 13, 14, 15, 16]
+
+
+@pytest.mark.parametrize("room_after", range(8))
+def test_on_a_full_disk_no_loss_of_power_leaves_a_hole_whichever_deletions_it_undoes(room_after: int) -> None:
+    """There is room again after so many deletions. Each of three writers retires a little more, and at each of its
+    operations all ways are looked at in which deletions may be undone."""
+    disk = sim_disk.Disk(random.Random(0))
+    below = 0
+
+    def before(store: sim_disk.SimStore, operation: str, name: str) -> None:
+        disk.is_full = below > 0 and len(disk.deleted) < room_after
+        for twin in after_any_loss_of_power(disk) if below else ():
+            found = [record.number for record in read_log(sim_disk.SimStore(twin), first=None)]
+            assert found == list(range(found[0], 9)), f"{found} before the {operation} of {name}"
+            assert found[0] <= below
+            assert Log.take_over(sim_disk.SimStore(twin)).last == 8
+
+    log = Log.take_over(sim_disk.SimStore(disk, before=before), segment_bytes=1)
+    for n in range(8):
+        log.append([b"%d" % n])
+    names = []
+    for limit in (3, 6, 7):
+        below = limit
+        names += [log.retire(below), log.retire(below)]
+        below, disk.is_full = 0, False
+        log = Log.take_over(sim_disk.SimStore(disk, before=before), segment_bytes=1)
+    assert names[0], "deleting is what makes room"
+    assert log.retire(7) or log.first == 7
+    assert bounds(sim_disk.SimStore(disk)) == (7, 8)
+
+
+def after_any_loss_of_power(disk: sim_disk.Disk) -> Iterator[sim_disk.Disk]:
+    gone = sorted(disk.deleted)
+    for back in (back for count in range(len(gone) + 1) for back in itertools.combinations(gone, count)):
+        twin = sim_disk.Disk(random.Random(0))
+        twin.files = {name: file.copy() for name, file in disk.files.items()}
+        twin.files |= {name: disk.deleted[name].copy() for name in back}
+        yield twin
 
 
 @BOTH
