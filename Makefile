@@ -9,7 +9,10 @@ demo: install
 	$(BIN)/headrace demo
 
 test: check
-	-@$(BIN)/headrace doctor --quick --warm --port 0
+	@echo "What the tests need beside the packages is fetched now, if it is not there yet: Java 17 (190 MB), Spark's Kafka"
+	@echo "connector (10 MB), a Kafka broker (44 MB); and an archive of Spark's classes is made (200 MB)."
+	-@$(BIN)/headrace doctor --quick --install-java --install-kafka --warm --port 0
+	@$(BIN)/python -m tests.kafka.broker
 	$(BIN)/python -m pytest -n 2
 
 check: install
@@ -24,6 +27,7 @@ bench: install
 	$(BIN)/headrace bench ycsb --workers 2 --save benchmarks/results/ycsb_2_workers.json
 	$(BIN)/headrace bench ycsb --workers 2 --zipf 0.99 --save benchmarks/results/ycsb_2_workers_zipf_0.99.json
 	$(BIN)/headrace bench ycsb --workers 2 --zipf 0.999 --save benchmarks/results/ycsb_2_workers_zipf_0.999.json
+	$(BIN)/headrace bench hot --workers 2 --save benchmarks/results/hot_2_workers.json
 	$(BIN)/headrace bench epochs --save benchmarks/results/epochs.json
 	$(BIN)/headrace bench ycsb --durable --save benchmarks/results/ycsb_durable.json
 	$(BIN)/headrace bench ycsb --through spark --save benchmarks/results/ycsb_through_spark.json
@@ -39,7 +43,7 @@ install: $(READY)
 # A virtual environment with everything in it, and a Java 17 or 21 for Spark: the machine's, or one in the user's cache.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Headrace needs Python 3.11 or later, this is " + sys.version.split()[0] + ": make PYTHON=python3.12")'
-	@echo "Installing into .venv (PySpark is 450 MB: this takes a minute or two) ..."
+	@echo "Fetching Python packages into .venv (PySpark alone is 450 MB: this takes a minute or two) ..."
 	$(PYTHON) -m venv .venv || { echo "This python3 cannot make virtual environments: on Debian or Ubuntu, apt install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	$(BIN)/headrace doctor --quick --install-java --port 0

@@ -1,9 +1,11 @@
-"""One profile for all property tests: repeatable, without deadlines; HEADRACE_EXAMPLES=10 looks ten times as long. And
-JVMs that start soon: those of tests live for a minute, and would compile for a third of it."""
+"""One profile for all property tests: repeatable, without deadlines; HEADRACE_EXAMPLES=10 looks ten times as long. JVMs
+that start soon: those of tests live for a minute, and would compile for a third of it. And processes that hear Ctrl-C,
+also where a shell runs the tests in the background."""
 
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +20,5 @@ settings.register_profile(
 settings.load_profile("headrace")
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # which processes would inherit
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,10 +20,11 @@ from pathlib import Path
 import pyspark
 
 from headrace.errors import JavaMissing
-from headrace.spark.connector import spark_jars, user_cache
+from headrace.spark.caches import alone, user_cache
+from headrace.spark.connector import spark_jars
 
 REHEARSAL = "import sys, headrace.spark.archive as here; here.rehearse(*map(here.Path, sys.argv[1:]))"
-REHEARSAL_S_MAX = 300.0
+REHEARSAL_S_MAX = 1_800.0  # a minute, where nothing else runs
 
 
 def place(home: Path) -> Path:
@@ -47,9 +48,15 @@ def java_options(home: Path) -> str:
 def make(home: Path) -> Path:
     """The archive, made if there is none. In a virtual environment, those of earlier versions are deleted."""
     path = place(home)
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        with alone(path.parent):
+            if not path.exists():  # still
+                print(f"Making an archive of Spark's classes (a minute, 200 MB) in {path.parent} ...", file=sys.stderr)
+                write(path)
+    return path
+
+
+def write(path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-warm-") as folder:
         made = path.with_name(f".{path.name}.{os.getpid()}")
         words = [sys.executable, "-c", REHEARSAL, str(made), folder]
@@ -65,7 +72,6 @@ def make(home: Path) -> Path:
             raise JavaMissing(f"Spark did not end its rehearsal within {REHEARSAL_S_MAX:.0f} s") from None
         finally:
             made.unlink(missing_ok=True)
-    return path
 
 
 def rehearse(archive: Path, folder: Path) -> None:

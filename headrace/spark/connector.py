@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from typing import Any
 import pyspark
 
 from headrace.errors import ConnectorMissing
+from headrace.spark.caches import alone, jars_of, maven_cache, user_cache
 
 NAME = "spark-sql-kafka-0-10_2.13"
 PACKAGE = f"org.apache.spark:{NAME}"
+SIZE = "10 MB"
 PROVIDER = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 # Tried with PySpark 4.3: all that it needs beside Spark's own archives, each by its exact version.
 FALLBACKS = (
@@ -59,10 +61,6 @@ def hint() -> str:
     )
 
 
-def user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
-
-
 def cache() -> Path:
     """Where `fetch` puts it: a folder for each version of Spark, whole or not there."""
     return user_cache() / "kafka" / pyspark.__version__
@@ -98,9 +96,14 @@ def fetch() -> Connector:
     found = find()
     if found is not None:
         return found
-    tried = []
-    for jars in resolutions(tried):
-        return keep(jars)
+    tried: list[str] = []
+    with alone(cache().parent), alone(maven_cache()):
+        found = find()
+        if found is not None:  # by now
+            return found
+        print(f"Fetching Spark's Kafka connector ({SIZE}) from Maven Central into {cache()} ...", file=sys.stderr)
+        for jars in resolutions(tried):
+            return keep(jars)
     raise ConnectorMissing(f"the download of Spark's Kafka connector failed: {'; '.join(tried)}. To get it {hint()}")
 
 
@@ -121,10 +124,7 @@ def resolutions(tried: list[str]) -> Iterator[list[Path]]:
                 wanted = [context.project(group, name).at_version(version).artifact() for group, name, version in parts]
             else:
                 wanted = [artifact for artifact in jgo.resolve(*coordinates) if artifact.artifactId not in own]
-            jars = [artifact.resolve() for artifact in wanted]
-            broken = [jar for jar in jars if not zipfile.is_zipfile(jar)]
-            if broken:
-                raise RuntimeError(f"{broken[0]} was cut short: delete it")
+            jars = jars_of(wanted)
         except (RuntimeError, OSError, AssertionError) as error:  # what requests raises is an OSError
             tried.append(f"{coordinates[0]}: {str(error).partition(chr(10))[0]}")
         else:
@@ -132,7 +132,7 @@ def resolutions(tried: list[str]) -> Iterator[list[Path]]:
 
 
 def keep(jars: list[Path]) -> Connector:
-    """Copies them into the cache. Of two that do it at once, one is too late, and has it all the same."""
+    """Copies them into the cache."""
     cache().parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="new-", dir=cache().parent))
     try:

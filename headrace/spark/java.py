@@ -6,15 +6,18 @@ candidate is asked, by starting it with that module.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.errors import JavaMissing
+from headrace.spark.caches import alone
 
 VERSIONS = (17, 21)
 PLACES = (
@@ -24,6 +27,7 @@ PLACES = (
     "~/.jdk/*",
     "~/.jdk/*/Contents/Home",
 )
+SIZE = "190 MB"
 HINT = "install a Java 17 or 21 and set JAVA_HOME, or run: headrace doctor --install-java"
 
 
@@ -37,7 +41,8 @@ def candidates() -> Iterator[Path]:
     for place in PLACES:
         pattern = os.path.expanduser(place)
         root, _, rest = pattern.partition("*")
-        yield from sorted(Path(root).glob("*" + rest)) if Path(root).is_dir() else ()
+        found = sorted(Path(root).glob("*" + rest)) if Path(root).is_dir() else ()
+        yield from (home for home in found if not home.name.startswith("."))
 
 
 def version_of(home: Path) -> int | None:
@@ -67,14 +72,26 @@ def find_java() -> tuple[Path, int]:
 
 def install_java() -> tuple[Path, int]:
     """A Java, downloaded into the user's cache (~/.jdk) if the machine has none."""
-    try:
+    with contextlib.suppress(JavaMissing):
         return find_java()
-    except JavaMissing as missing:
-        print(f"{missing}\nDownloading a Java 17 into ~/.jdk ...", file=sys.stderr)
+    cache = Path.home() / ".jdk"
+    with alone(cache):
+        try:
+            return find_java()  # by now
+        except JavaMissing as missing:
+            print(f"{missing}\nFetching a Java 17 ({SIZE}) into ~/.jdk ...", file=sys.stderr)
+        try:
+            download(cache)
+        except Exception as error:
+            raise JavaMissing(f"the download of a Java failed: {error}. To mend it: {HINT}") from error
+    return find_java()
+
+
+def download(cache: Path) -> None:
+    """Whole or not there: others look into the cache at any time."""
     import jdk
 
-    try:
-        jdk.install("17")
-    except Exception as error:
-        raise JavaMissing(f"the download of a Java failed: {error}. To mend it: {HINT}") from error
-    return find_java()
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=cache) as folder:
+        made = Path(jdk.install("17", path=folder))
+        shutil.rmtree(cache / made.name, ignore_errors=True)  # it does not start
+        made.rename(cache / made.name)

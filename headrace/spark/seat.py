@@ -224,8 +224,8 @@ class Seat:
 
 
 class Meeting(threading.Thread):
-    """The barrier's exchange, once per stage: each tells all where its worker listens and which key it has. Two connect
-    when the driver says that both are ready, thus know each other's key: nobody is taken for a stranger."""
+    """The barrier's exchange, once per stage: each tells all which key its worker has. Two connect when the driver says
+    where the other is: it does so once it has heard that each knows the other's key."""
 
     def __init__(self, context: BarrierTaskContext, process: WorkerProcess) -> None:
         super().__init__(name="headrace-meeting", daemon=True)

@@ -1,6 +1,6 @@
 """A Kafka broker of its own: one node that is broker and controller (KRaft), on loopback, on free ports, in a folder.
 
-Its archives are resolved by jgo, from Maven Central or the cache it keeps.
+Its archives are resolved by jgo, from Maven Central or the cache it keeps. `python -m tests.kafka.broker` fetches them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace.spark.caches import alone, jars_of, maven_cache
 from headrace.spark.java import find_java
 
 KAFKA = "org.apache.kafka:kafka_2.13:4.1.0"
+PLACE = "org/apache/kafka/kafka_2.13/4.1.0"  # in the cache
 CLUSTER = "aGVhZHJhY2UtdGVzdHMtMQ"  # 16 bytes in base64
-START_S_MAX = 120
+START_S_MAX = 300
 QUIET = logging.getLogger("tests.kafka")  # librdkafka tells of every connection that is refused while a broker starts
 QUIET.setLevel(logging.CRITICAL)
 JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -56,7 +58,8 @@ def archives(coordinates: str = KAFKA) -> list[Path]:
     import jgo
 
     try:
-        return [artifact.resolve() for artifact in jgo.resolve(coordinates)]
+        with alone(maven_cache()):
+            return jars_of(jgo.resolve(coordinates))
     except (RuntimeError, OSError) as error:  # what requests raises is an OSError
         raise CannotResolve(f"{coordinates} cannot be resolved: {error}") from error
 
@@ -133,7 +136,7 @@ class Broker:
 
         admin = self.admin()  # what it promises is dropped with it
         for future in admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics]).values():
-            future.result(20)
+            future.result(60)
         deadline_s = time.monotonic() + START_S_MAX
         for topic in topics:  # it is there, but has no leader yet
             while time.monotonic() < deadline_s:
@@ -158,7 +161,7 @@ class Broker:
                 except BufferError:
                     producer.poll(0.1)
             producer.poll(0)
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         assert not failed, failed
 
     def count(self, topic: str) -> int:
@@ -167,8 +170,8 @@ class Broker:
 
         consumer = Consumer(self._settings(**{"group.id": "count"}))
         try:
-            partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
-            spans = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=20) for each in partitions]
+            partitions = consumer.list_topics(topic, timeout=60).topics[topic].partitions
+            spans = [consumer.get_watermark_offsets(TopicPartition(topic, each), timeout=60) for each in partitions]
             return sum(end - first for first, end in spans)
         finally:
             consumer.close()
@@ -180,11 +183,11 @@ class Broker:
         consumer = Consumer(self._settings(**{"group.id": str(uuid.uuid4()), "enable.auto.commit": False}))
         found = []
         try:
-            for partition in sorted(consumer.list_topics(topic, timeout=20).topics[topic].partitions):
-                first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=20)
+            for partition in sorted(consumer.list_topics(topic, timeout=60).topics[topic].partitions):
+                first, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=60)
                 consumer.assign([TopicPartition(topic, partition, first)])
                 while first < end:
-                    for message in consumer.consume(min(end - first, 10_000), timeout=20):
+                    for message in consumer.consume(min(end - first, 10_000), timeout=60):
                         assert message.error() is None, message.error()
                         found.append(message)
                         first = message.offset() + 1
@@ -209,7 +212,21 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def fetch() -> None:
+    """Before tests of several processes want them."""
+    if not (maven_cache() / PLACE).exists():
+        print(f"Fetching a Kafka broker for the tests (44 MB) from Maven Central into {maven_cache()} ...", flush=True)
+    try:
+        archives()
+    except CannotResolve as error:
+        print(f"{error}\nTests of Kafka will be skipped.")
+
+
 def die_with_parent() -> None:
     """A test run that is killed leaves no broker behind. Linux only; elsewhere it is stopped at the end."""
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    fetch()

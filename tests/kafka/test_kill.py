@@ -112,7 +112,7 @@ def run(call: dict[str, Any], balances: dict[str, int]) -> tuple[str, int | None
     return "ok", left
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_each_request_is_answered_once_though_it_is_killed_in_the_middle(kafka: Broker, tmp_path: Path) -> None:
     store, chance = tmp_path / "store", random.Random(os.environ.get("HEADRACE_SEED", "6"))
     kafka.create("kill-in", "kill-out", partitions=2)

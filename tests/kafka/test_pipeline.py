@@ -20,7 +20,7 @@ from tests.kafka.broker import Broker
 
 pytestmark = pytest.mark.spark
 
-WAIT_S_MAX = 240
+WAIT_S_MAX = 600
 
 
 @contextmanager
@@ -53,8 +53,11 @@ def headers_of(message: Any) -> dict[str, str]:
 
 
 def test_each_message_is_answered_once_and_what_is_no_call_is_told_why(
-    kafka: Broker, spark: Any, tmp_path: Path
+    kafka: Broker, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from headrace.spark import kafka as module
+
+    monkeypatch.setattr(module, "DRAIN_S_MAX", WAIT_S_MAX)
     kafka.create("plain-in", "plain-out", partitions=1)
     with Runtime(app, store=tmp_path / "store") as runtime:
         runtime.client.call("account.deposit", "before", 1)  # not asked by Kafka, and before its time
@@ -72,7 +75,7 @@ def test_each_message_is_answered_once_and_what_is_no_call_is_told_why(
     )
     with piped(kafka, spark, tmp_path / "store", "plain") as (runtime, _):
         until(lambda: len(kafka.read("plain-out")) >= 7)
-        kafka.produce("plain-in", [call("deposit", "a", 1, request_id="r7"), b"more junk"])
+        kafka.produce("plain-in", [b"more junk", call("deposit", "a", 1, request_id="r8")])
         until(lambda: runtime.get("account", "a") == 7)
         assert runtime.state("account") == {"before": 1, "a": 7, "b": 5, 7: 3}
     replies = {message.key().decode(): message for message in kafka.read("plain-out")}  # the last ones came at the end
@@ -84,14 +87,14 @@ def test_each_message_is_answered_once_and_what_is_no_call_is_told_why(
     assert told["r2"]["raised_in"] == {"function": "account.transfer", "key": "a"}
     assert "result" not in told["r2"]
     assert told["plain-in/0/4"]["result"] == 5
-    for name, kind in (("plain-in/0/3", "BadMessage"), ("r5", "UnknownFunction"), ("plain-in/0/8", "BadMessage")):
+    for name, kind in (("plain-in/0/3", "BadMessage"), ("r5", "UnknownFunction"), ("plain-in/0/7", "BadMessage")):
         assert (told[name]["status"], told[name]["type"]) == ("refused", kind)
         assert "tid" not in told[name]
         assert headers_of(replies[name])["status"] == "refused"
     tids = {name: headers_of(message).get("tid") for name, message in replies.items()}
     assert tids == {name: str(reply["tid"]) if "tid" in reply else None for name, reply in told.items()}
     dead = spark.read.format("headrace.dead").load(str(tmp_path / "store")).collect()
-    assert sorted(row.request_id for row in dead) == ["plain-in/0/3", "plain-in/0/8", "r5"]
+    assert sorted(row.request_id for row in dead) == ["plain-in/0/3", "plain-in/0/7", "r5"]
     assert {row.args for row in dead if row.error_type == "BadMessage"} == {"junk", "more junk"}
 
 

@@ -41,7 +41,7 @@ from tests.process.test_cluster import SMALL, Load, eventually, is_alive
 from tests.spark.standalone import CORES, HOSTS, command_of, descendants_of, parent_of
 
 MARK = "=> "
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 GENERATIONS = {
     "worker": 0,
     "seat": 1,
@@ -150,7 +150,7 @@ def stream(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def stop_seat(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Its worker lives, but nothing is heard of it, and nobody would start another one in this seat."""
     seats.REAP_S_MAX = 1.0
-    with SparkCluster(bank.app, 2, Config(silence_us_max=1_000_000, resend_us=200_000), spark=spark) as cluster:
+    with SparkCluster(bank.app, 2, Config(silence_us_max=3_000_000, resend_us=200_000), spark=spark) as cluster:
         seat = parent_of(cluster.processes()[2])
         before = set(cluster.processes().values())
         os.kill(seat, signal.SIGSTOP)
@@ -161,7 +161,7 @@ def stop_seat(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def poison(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Functions that never return, or take their worker with them."""
-    config = Config(wall_limit_us=500_000, silence_us_max=1_500_000, resend_us=200_000)
+    config = Config(wall_limit_us=2_000_000, silence_us_max=4_000_000, resend_us=200_000)
     with SparkCluster(bank.app, 2, config, spark=spark) as cluster:
         before = [(deposit, f"k{i}", 10) for i in range(10)]
         after = [(transfer, f"k{i}", f"k{i + 1}", 4) for i in range(9)]

@@ -22,7 +22,7 @@ from headrace.durability.inbox import last_taken
 from headrace.durability.store import open_store
 from tests.spark.crashes import CONFIG, Row, app, loop, replies_of, start_query, stream, write_files
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 ROOT = Path(__file__).parents[2]
 FILES, ROWS = 10, 600
 KILLS = int(os.environ.get("HEADRACE_KILLS", "2"))  # more take a quarter of a minute each
@@ -65,7 +65,7 @@ def taken(store: Path) -> int:
     return 1 + max((last_taken(open_store(store), name.split("/")[1].split("@")[0]) for name in names), default=-1)
 
 
-def until(condition: Callable[[], bool], patience_s: float = 240) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 600) -> None:
     until_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < until_s, "nothing happens"

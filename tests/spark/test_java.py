@@ -23,7 +23,8 @@ def fake_java(home: Path, version: str, *, has_vector_module: bool = True) -> Pa
 def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine whose only Javas are in this folder."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(java, "PLACES", (str(tmp_path / "jvm" / "*"),))
+    monkeypatch.setattr(java, "PLACES", (str(tmp_path / "jvm" / "*"), "~/.jdk/*"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(java.shutil, "which", lambda name: None)
     (tmp_path / "jvm").mkdir()
     return tmp_path / "jvm"
@@ -59,16 +60,19 @@ def test_without_a_java_the_error_says_what_was_found_and_what_to_do(only: Path)
 def test_a_missing_java_is_fetched_into_the_cache(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import jdk
 
-    monkeypatch.setattr(jdk, "install", lambda version: fake_java(only / "fetched", f"{version}.0.9"))
-    assert java.install_java() == (only / "fetched", 17)
-    monkeypatch.setattr(jdk, "install", lambda version: pytest.fail("it is there already"))
-    assert java.install_java() == (only / "fetched", 17)
+    fetched = Path.home() / ".jdk" / "jdk-17"
+    fake_java(fetched, "17.0.1", has_vector_module=False)  # what a kill left of an earlier one
+    monkeypatch.setattr(jdk, "install", lambda version, path: fake_java(Path(path) / "jdk-17", f"{version}.0.9"))
+    assert java.install_java() == (fetched, 17)
+    monkeypatch.setattr(jdk, "install", lambda version, path: pytest.fail("it is there already"))
+    assert java.install_java() == (fetched, 17)
+    assert sorted(each.name for each in fetched.parent.iterdir()) == [".lock", "jdk-17"]
 
 
 def test_a_download_that_fails_says_what_to_do(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import jdk
 
-    def fail(version: str) -> None:
+    def fail(version: str, path: str) -> None:
         raise OSError("no network")
 
     monkeypatch.setattr(jdk, "install", fail)

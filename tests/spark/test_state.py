@@ -283,7 +283,7 @@ def test_sql_joins_the_live_state_with_a_stream(spark: Any, tmp_path: Path) -> N
 
 
 def until(is_so: Any) -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 120
     while not is_so():
         assert time.monotonic() < limit
         time.sleep(0.05)

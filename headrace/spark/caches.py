@@ -1,0 +1,53 @@
+"""What is fetched or made once and kept for all: Java, Java archives, Spark's classes.
+
+Of two processes that want the same at once one does it, under a lock; the other waits, and finds it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+if sys.platform != "win32":
+    import fcntl
+
+
+def user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+
+
+def maven_cache() -> Path:
+    """Where jgo keeps Java archives, and Maven does."""
+    return Path(os.environ.get("M2_REPO") or Path.home() / ".m2" / "repository")
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else, in whatever process, is in here for this folder. The lock dies with its holder."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):  # where no lock can be written, nothing is fetched either
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = held.enter_context((folder / ".lock").open("a"))
+            if sys.platform != "win32":
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def jars_of(artifacts: Iterable[Any]) -> list[Path]:
+    """The files of jgo's artifacts, fetched if need be, for who is `alone`. jgo takes what is there for whole; what a
+    kill cut short is fetched again."""
+    return [_jar_of(artifact) for artifact in artifacts]
+
+
+def _jar_of(artifact: Any) -> Path:
+    for _ in range(2):
+        jar: Path = artifact.resolve()
+        if zipfile.is_zipfile(jar):
+            return jar
+        jar.unlink()
+    raise RuntimeError(f"{jar.name} was cut short, twice")
