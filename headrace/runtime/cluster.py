@@ -32,7 +32,7 @@ from headrace.runtime import loading
 from headrace.runtime.clock import Clock
 from headrace.runtime.driver import Driver, open_store
 from headrace.runtime.hosting import LEAVE_S_MAX, Hosted, Hosts
-from headrace.runtime.line import Failed, Job, Peer, Peers, Ready
+from headrace.runtime.line import Failed, Job, Met, Peer, Peers, Ready
 from headrace.runtime.process import Processes
 from headrace.runtime.sockets import Counts, Keys, Network
 from headrace.runtime.worker import MARK
@@ -93,7 +93,7 @@ class Cluster(Driver):
         self._hosts = hosts or Processes()
         self._workers: dict[int, Hosted] = {}
         self._leaving: list[tuple[float, Hosted]] = []  # until when they may take their time
-        self._started = threading.Event()  # or failed to
+        self._started = threading.Event()  # all are linked with all; or it failed
         self._deaths, self._done_at_death, self._died_s = 0, 0, 0.0
         self._blamed: dict[int, int] = {}  # TID -> how many workers died in it
         self._checked_s = time.monotonic()
@@ -179,6 +179,8 @@ class Cluster(Driver):
                 self._listen(worker)
         for frame in self._network.receive():
             self._take(frame)
+        if not self._started.is_set() and self._is_linked():
+            self._started.set()
         if ready or time.monotonic() - self._checked_s >= self._check_s:
             self._check()
         if self._timer_us is not None and self._timer_us <= self._clock():
@@ -263,7 +265,8 @@ class Cluster(Driver):
             self._past = self._past.plus(worker.beat.counts)
             self._network.unwatch(worker.fd)
             self._network.forget(number)
-            self._announce(number, None)
+            for other in self._workers.values():
+                other.forget(number)
         return worker
 
     def _listen(self, worker: Hosted) -> None:
@@ -271,19 +274,27 @@ class Cluster(Driver):
             if isinstance(message, Failed):
                 kind = Stopped if self._started.is_set() else ModelError
                 raise kind(f"worker {worker.number} could not start: {message.error}")
-            if isinstance(message, Ready):
+            if isinstance(message, Ready):  # it listens, and has known our key from its beginning
+                self._network.meet(worker.number, worker.key, worker.endpoint)
+                worker.line.send(Peers({0: self._peer}))
+            if isinstance(message, Ready | Met) and worker.is_ready:
                 self._introduce(worker)
 
     def _introduce(self, worker: Hosted) -> None:
-        """It listens. The others learn its key, then it learns theirs, and only then they hear where it is: nobody is
-        taken for a stranger."""
-        others = [other for other in self._workers.values() if other is not worker and other.is_ready]
-        self._network.meet(worker.number, worker.key, worker.endpoint)
-        self._announce(worker.number, Peer(worker.key))
-        worker.line.send(Peers({0: self._peer, **{other.number: Peer(other.key, other.endpoint) for other in others}}))
-        self._announce(worker.number, Peer(worker.key, worker.endpoint))
-        if all(each.is_ready for each in self._workers.values()):
-            self._started.set()
+        """One step further with each of the others. Who hears where another one is, is known there already: nobody is
+        taken for a stranger, however late the news."""
+        for other in self._workers.values():
+            if other is not worker and other.is_ready:
+                other.hear_of(worker)
+                worker.hear_of(other)
+
+    def _is_linked(self) -> bool:
+        """Has everybody been reached by everybody else?"""
+        workers = self._workers.values()
+        keys = {worker.key for worker in workers}
+        return keys <= self._network.linked and all(
+            keys - {worker.key} | {self._peer.key} <= worker.met.linked for worker in workers
+        )
 
     def _check(self) -> None:
         """Who is lost? The lines have been read, so what was said in time counts."""
@@ -346,9 +357,3 @@ class Cluster(Driver):
 
     def _done(self) -> int:
         return self.engine.committed + self.engine.aborted
-
-    def _announce(self, number: int, peer: Peer | None) -> None:
-        """Tell all workers about one of them."""
-        for worker in self._workers.values():
-            if worker.number != number:
-                worker.line.send(Peers({number: peer}))

@@ -12,6 +12,8 @@ from typing import Any
 from headrace.config import Config
 from headrace.core.channel import Received, Send, SetTimer, Tick
 from headrace.core.coordinator import Coordinator, Start, Stop
+from headrace.core.exchange import Caps
+from headrace.core.program import Program
 from headrace.core.worker import Worker
 from headrace.model.app import App
 from headrace.wire.codec import decode_frame, encode
@@ -20,6 +22,8 @@ Choose = Callable[[list[Any]], Any]
 
 
 class Fleet:
+    caps = Caps()  # of its workers
+
     def __init__(
         self,
         app: App,
@@ -27,9 +31,11 @@ class Fleet:
         workers: int = 2,
         mode: str = "auto",
         choose: Choose = lambda ready: ready[0],
+        like: Program | None = None,
     ) -> None:
+        """`like` is a program of the same app with the same limits of values: it makes a fleet sooner."""
         self.app, self.config, self.choose = app, config or Config(), choose
-        self.coordinator = Coordinator(app, self.config, workers, mode)
+        self.coordinator = Coordinator(app, self.config, workers, mode, like=like)
         self.workers: dict[int, Worker] = {}
         self.links: dict[tuple[int, int], deque[bytes]] = {}  # (from, to) -> frames on their way
         self.timers: dict[int, int] = {}
@@ -85,7 +91,7 @@ class Fleet:
                 self.timers[node] = effect.at_us
             elif isinstance(effect, Start):
                 self.workers[effect.worker] = Worker(
-                    self.app, self.config, effect.worker, self.coordinator.program, effect.term
+                    self.app, self.config, effect.worker, self.coordinator.program, effect.term, self.caps
                 )
                 self.timers.pop(effect.worker, None)
             elif isinstance(effect, Stop):

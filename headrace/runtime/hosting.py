@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from headrace.runtime.line import Beat, Job, Line, LineMessage, Ready, Relax
+from headrace.runtime.line import Beat, Job, Line, LineMessage, Met, Peer, Peers, Ready, Relax
 from headrace.runtime.sockets import Counts
 
 LEAVE_S_MAX = 2.0  # for a worker to end by itself
@@ -25,6 +25,8 @@ class Hosted(ABC):
         self.number, self.line, self.fd = number, line, line.fileno()
         self.key = ""  # both known once it is ready
         self.endpoint: str | None = None
+        self.met = Met()
+        self._told: dict[int, Peer] = {}  # of the others
         self.is_careful = is_careful
         self.beat = Beat(0, 0, Counts())
         self.heard_s = time.monotonic()
@@ -42,7 +44,20 @@ class Hosted(ABC):
                 self.beat = message
             elif isinstance(message, Ready):
                 self.endpoint, self.key = message.endpoint, message.key
+            elif isinstance(message, Met):
+                self.met = message
         return messages
+
+    def hear_of(self, other: Hosted) -> None:
+        """It learns the other's key; and once that one knows its own, where the other is."""
+        peer = Peer(other.key, other.endpoint if self.key in other.met.known else None)
+        if self._told.get(other.number) != peer:
+            self._told[other.number] = peer
+            self.line.send(Peers({other.number: peer}))
+
+    def forget(self, number: int) -> None:
+        self._told.pop(number, None)
+        self.line.send(Peers({number: None}))
 
     def is_gone(self) -> bool:
         return self.line.is_dead or self.has_ended()

@@ -2,8 +2,9 @@
 
 It is a pair of connected sockets, one of which the worker gets as its standard input; each message is a line of JSON.
 The parent hands over the job and the address book; the worker says where it listens and which public key it made for
-itself, and several times a second that it lives and what it is busy with. If either end dies, the other one sees the
-line go dead. A line that is relayed, over a network, also carries what the end of a process cannot tell there.
+itself, whom it knows, and several times a second that it lives and what it is busy with. If either end dies, the other
+one sees the line go dead. A line that is relayed, over a network, also carries what the end of a process cannot tell
+there.
 """
 
 from __future__ import annotations
@@ -76,6 +77,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     pid: int = 0
 
 
+class Met(msgspec.Struct, frozen=True, tag="met"):
+    """The public keys that the worker knows, and of those the ones that have reached it."""
+
+    known: frozenset[str] = frozenset()
+    linked: frozenset[str] = frozenset()
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """The worker cannot start, and why."""
 
@@ -103,7 +111,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     last_words: int
 
 
-LineMessage = Job | Peers | Relax | Ready | Failed | Beat | End | Ended
+LineMessage = Job | Peers | Relax | Ready | Met | Failed | Beat | End | Ended
 Expected = TypeVar("Expected", bound=LineMessage)
 
 

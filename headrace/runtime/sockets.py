@@ -1,8 +1,9 @@
 """The network of one node: frames to and from the others over ZeroMQ, encrypted, from known keys only.
 
 A node binds one socket on which all others send to it, and connects one socket to each of them. Rules:
-1. CURVE on every connection. Whoever has no key of the address book gets no connection; it may try again, since news of
-   it may be on their way. The secret key never leaves the process that made it.
+1. CURVE on every connection. Whoever has no key of the address book gets no connection; it may try again. So a node
+   knocks only where its key is `known`; who was let in is `linked`. The secret key never leaves the process that made
+   it.
 2. A frame speaks for the node whose key brought it. What is cut short, of an unknown type, too large or speaks for
    somebody else is refused: counted and dropped. It never stops a node.
 3. Nothing here blocks but `wait`. What a peer does not take yet is kept, up to a limit, then dropped: the channels send
@@ -79,6 +80,8 @@ class Network:
         self.me, self.keys, self._refresh = me, keys, refresh
         self.sent = self.sent_bytes = self.refused = self.strangers = self.dropped = 0
         self._nodes: dict[str, int] = {}  # public key -> node
+        self.linked: set[str] = set()  # the keys of those who were let in
+        self.has_news = False  # for who wants to tell of it: somebody is known or linked that was not
         self._pushes: dict[int, zmq.Socket[bytes]] = {}
         self._kept: dict[int, dict[tuple[int, int], bytes]] = {}  # node -> frames by term and sequence, in their order
         self._full: set[int] = set()  # connected peers for which frames are kept
@@ -106,6 +109,7 @@ class Network:
             if node in self._nodes.values():
                 self.forget(node)
             self._nodes[key] = node
+            self.has_news = True
         if endpoint is None or node in self._pushes:
             return
         push = self._context.socket(zmq.PUSH)
@@ -123,11 +127,16 @@ class Network:
     def forget(self, node: int) -> None:
         """Nothing more goes to this node, nor comes from it, until it is met again."""
         self._nodes = {key: known for key, known in self._nodes.items() if known != node}
+        self.linked &= self.known
         self._kept.pop(node, None)
         push = self._pushes.pop(node, None)
         if push is not None:
             self._relax(node, push)
             push.close(0)
+
+    @property
+    def known(self) -> frozenset[str]:
+        return frozenset(self._nodes)
 
     # --- frames ---
 
@@ -248,5 +257,8 @@ class Network:
                 self._refresh()
             is_known = key in self._nodes
             self.strangers += not is_known
+            if is_known and key not in self.linked:
+                self.linked.add(key)
+                self.has_news = True
             status, text = (ACCEPTED, b"OK") if is_known else (REJECTED, b"no such key")
             self._gate.send_multipart([version, request, status, text, key.encode() if is_known else b"", b""])

@@ -28,7 +28,7 @@ from headrace.errors import BadMessage, HeadraceError, ModelError, StoreError, W
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime import garbage
 from headrace.runtime.clock import Clock, system_clock
-from headrace.runtime.line import Beat, Failed, Job, Line, Peers, Ready, Relax
+from headrace.runtime.line import Beat, Failed, Job, Line, Met, Peers, Ready, Relax
 from headrace.runtime.loading import load
 from headrace.runtime.sockets import Counts, Keys, Network
 from headrace.wire.messages import Frame, Run
@@ -136,6 +136,9 @@ class Node:
         self.network.wait(self._patience_ms())
         frames = self.network.receive()
         self.read_line()  # after the frames were taken: what the parent said before it sent them counts already
+        if self.network.has_news:
+            self.network.has_news = False
+            self._line.send(Met(self.network.known, frozenset(self.network.linked)))
         for frame in frames:
             if isinstance(frame.body, Run) and frame.body.stored:
                 frame = self._filled(frame)

@@ -32,7 +32,7 @@ from tests.process import bank
 from tests.process.bank import account, compute_for_ever, crash, deposit, doze, move, process_id, spin, transfer
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 30.0  # only a hang takes this long
+PATIENCE_S = 120.0  # only a hang takes this long
 SMALL = Config(epoch_transactions_max=100, resend_us=200_000)
 
 
@@ -190,7 +190,7 @@ def test_all_workers_killed_at_once_change_no_answer(pids: set[int]) -> None:
 
 
 def test_a_worker_that_is_silent_is_replaced(pids: set[int]) -> None:
-    with Cluster(bank.app, 2, Config(silence_us_max=1_000_000, resend_us=200_000)) as cluster:
+    with Cluster(bank.app, 2, Config(silence_us_max=2_000_000, resend_us=200_000)) as cluster:
         stopped = cluster.processes()[2]
         pids.update(cluster.processes().values())
         os.kill(stopped, signal.SIGSTOP)
@@ -200,7 +200,7 @@ def test_a_worker_that_is_silent_is_replaced(pids: set[int]) -> None:
 
 
 def test_a_function_that_never_returns_is_aborted_by_decree_and_the_rest_goes_on(pids: set[int]) -> None:
-    config = Config(wall_limit_us=200_000, resend_us=200_000)
+    config = Config(wall_limit_us=1_000_000, resend_us=200_000)
     with Cluster(bank.app, 2, config) as cluster:
         pids.update(cluster.processes().values())
         before = [(deposit, f"k{i}", 10) for i in range(10)]
@@ -217,7 +217,7 @@ def test_a_function_that_never_returns_is_aborted_by_decree_and_the_rest_goes_on
 def test_a_function_that_takes_its_worker_with_it_is_aborted_by_decree(
     function: Any, workers: int, pids: set[int]
 ) -> None:
-    config = Config(silence_us_max=600_000, resend_us=200_000)
+    config = Config(silence_us_max=1_500_000, resend_us=200_000)
     with Cluster(bank.app, workers, config) as cluster:
         before = [(deposit, f"k{i}", 10) for i in range(10)]
         after = [(transfer, f"k{i}", f"k{i + 1}", 4) for i in range(9)]
@@ -230,9 +230,9 @@ def test_a_function_that_takes_its_worker_with_it_is_aborted_by_decree(
 
 
 def test_a_slow_function_within_the_limit_is_left_alone(pids: set[int]) -> None:
-    with Cluster(bank.app, 2, Config(silence_us_max=500_000)) as cluster:
+    with Cluster(bank.app, 2, Config(silence_us_max=1_500_000)) as cluster:
         pids.update(cluster.processes().values())
-        assert cluster.client.call(doze, "k", 1.0) == 0
+        assert cluster.client.call(doze, "k", 2.5) == 0
         assert cluster.metrics()["term"] == 1
 
 
@@ -417,7 +417,7 @@ def test_who_was_turned_away_is_heard_soon_after_it_is_met(delay_s: float) -> No
         pair.two.meet(3, stranger.keys.public, stranger.endpoint)
         began_s = time.monotonic()
         assert pair.received() == [frame(7, source=3)]
-        assert time.monotonic() - began_s < 15
+        assert time.monotonic() - began_s < 25
 
 
 def test_two_nodes_that_flood_each_other_both_get_through() -> None:
@@ -523,7 +523,7 @@ def run_script(tmp_path: Path, guard: str) -> subprocess.CompletedProcess[str]:
     script.write_text(SCRIPT.format(guard=guard))
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=False
     )
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def headrace(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def served(*words: str) -> Iterator[str]:
         yield found.group()
     finally:
         server.send_signal(signal.SIGINT)
-        server.communicate(timeout=20)
+        server.communicate(timeout=120)
     eventually(lambda: not any(map(is_alive, children)))
 
 
@@ -46,7 +46,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def metrics(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as response:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=120) as response:
         found: dict[str, Any] = json.load(response)
         return found
 
