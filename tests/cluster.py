@@ -18,6 +18,8 @@ from headrace.core.placement import ShardMap
 from headrace.model.operator import Operator
 from headrace.runtime.client import Replies
 from headrace.runtime.fleet import Fleet
+from headrace.sim.cases import exactly as exactly
+from headrace.sim.cases import outcome as outcome
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import Body, Frame, Row, Traffic
 from tests.driver import Driver
@@ -126,18 +128,6 @@ class Cluster(Fleet):
         for worker in self.workers.values():
             left = (worker.progress, worker.ordered.parts, worker.early)
             assert not any(left), "an epoch was left behind"
-
-
-def outcome(reply: Reply) -> tuple[Any, ...]:
-    if reply.failure is None:
-        return "ok", reply.result
-    failure = reply.failure
-    return reply.status, failure.type, failure.message, failure.function, failure.key
-
-
-def exactly(state: dict[Any, Any]) -> list[str]:
-    """With types: 1, 1.0 and True differ here, and a NaN equals itself."""
-    return sorted(map(repr, state.items()))
 
 
 def looped(calls: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:

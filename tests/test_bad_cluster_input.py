@@ -19,7 +19,7 @@ from headrace.core.channel import Received
 from headrace.core.coordinator import Lost
 from headrace.errors import BadMessage, HeadraceError
 from headrace.wire.codec import MESSAGE_BYTES_MAX, decode_frame, encode
-from headrace.wire.messages import Aborted, Alone, Begin, Failed, Final, Frame, Idle, Made, Run, Show, Shown, Traffic
+from headrace.wire.messages import Aborted, Begin, Failed, Final, Frame, Gather, Idle, Made, Run, Show, Shown, Traffic
 from tests.cluster import Cluster, check_like, exactly, looped, on, outcome, serially
 
 app = App("bad")
@@ -382,7 +382,7 @@ MISPLACED: dict[str, tuple[int, int, Any]] = {
     "a worker begins a term": (2, 1, Begin([1], 1, 1, [])),
     "a worker gives an epoch": (2, 1, Run(9, "ordered", (1, 1, 1), 0, [], [], None, [], [])),
     "a worker ends an epoch": (2, 1, Final(2)),
-    "a worker has one run alone": (2, 1, Alone(2, 6, [])),
+    "a worker has a stretch gathered": (2, 1, Gather(2, 6, 6, 1, [])),
     "a worker asks for state": (2, 1, Show(1)),
 }
 
@@ -422,7 +422,7 @@ OF_ANOTHER_TIME: dict[str, tuple[int, int, Any]] = {
     "an abort in an epoch that is over": (2, 1, Traffic(1, [Aborted(1)])),
     "the end of an epoch that is over": (0, 1, Final(1)),
     "the end of an epoch that never was": (0, 1, Final(99)),
-    "a run alone in an epoch that is over": (0, 1, Alone(1, 1, [1, 2, 3])),
+    "a stretch of an epoch that is over": (0, 1, Gather(1, 1, 1, 1, [1, 2, 3])),
 }
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks of durable apps: what they check while they measure, on little data."""
+"""The benchmarks: what they check while they measure, on little data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from headrace.bench import durable, recovery, snapshots
+from headrace.bench import durable, hot, recovery, snapshots
 from headrace.bench.clients import cut, send_on_time
 from headrace.bench.stores import WatchedStore, file_system, folder_on_disk
 
@@ -53,6 +53,19 @@ def test_a_killed_app_is_back_with_all_that_was_answered(tmp_path: Path) -> None
     assert result["conserved"]
     assert result["total_ms"] >= result["load_ms"] > 0
     assert recovery.summary(result).row_count
+
+
+def test_hot_counters_are_gathered_and_give_what_the_serial_engine_gives() -> None:
+    told: list[int] = []
+    result = hot.hot(2, 3_000, 1, told.append)
+    assert sum(told) == 2 * 2 * 3_000
+    for case in (result[name] for name in hot.CASES):
+        for each in (case, case["cold"]):
+            assert each["same_as_serial"]
+            assert each["gathered"]
+            assert 1 <= each["runs_per_call"] <= 4
+            assert each["longest_epoch_ms"] > 0 < each["its_serial_ms"]
+    assert hot.summary(result).row_count
 
 
 def test_the_time_of_a_request_runs_from_when_it_was_due() -> None:

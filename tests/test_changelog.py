@@ -42,7 +42,8 @@ from headrace.wire.values import is_wrapped
 from tests.durability import hand
 from tests.durability.hand import Hand, add, drop, memory, move, put
 from tests.process import bank
-from tests.test_serializability import LOGS, MANY, PROGRAMS, app, call_of, load
+from tests.programs import PROGRAMS, Program, app
+from tests.test_serializability import MANY
 
 State = dict[Any, Any]
 
@@ -96,16 +97,13 @@ OPERATORS = tuple(app.operators)
 WORKERS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 
 
-@given(
-    PROGRAMS, LOGS, WORKERS, st.integers(1, 5), st.booleans(), st.sampled_from([2, 100_000]), st.integers(0, 1 << 32)
-)
+@given(PROGRAMS, WORKERS, st.integers(1, 5), st.booleans(), st.sampled_from([2, 100_000]), st.integers(0, 1 << 32))
 @settings(max_examples=MANY)
 def test_each_epoch_logs_what_differs_between_its_two_ends_in_a_loop(
-    program: Any, log: Any, workers: list[int], size: int, snaps: bool, large: int, seed: int
+    program: Program, workers: list[int], size: int, snaps: bool, large: int, seed: int
 ) -> None:
     """Serially or on workers, in a small state or a large one, with crashes, losses of workers and snapshots."""
-    load(program)
-    calls, rng, store = list(map(call_of, log)), random.Random(seed), memory()
+    calls, rng, store = program.calls(), random.Random(seed), memory()
     with logging(app, *OPERATORS, large=large):
         replies: list[Any] = []
         for at, count in enumerate(workers):
@@ -134,16 +132,16 @@ def test_each_epoch_logs_what_differs_between_its_two_ends_in_a_loop(
     assert set(found) == {reply.epoch for reply in replies}
 
 
-@given(PROGRAMS, LOGS, st.integers(1, 4), st.integers(0, 1 << 32))
+@given(PROGRAMS, st.integers(1, 4), st.integers(0, 1 << 32))
 @settings(max_examples=MANY // 2)
-def test_the_records_are_the_same_bytes_in_both_modes(program: Any, log: Any, size: int, seed: int) -> None:
-    load(program)
-    calls = list(map(call_of, log))
+def test_the_records_are_the_same_bytes_in_both_modes(program: Program, size: int, seed: int) -> None:
+    calls = program.calls()
     written = []
     with logging(app, *OPERATORS):
         for count in (0, 1, 3):
             store = memory()
-            Hand(store, app, count, seed=seed, epoch_transactions_max=size).run("all", calls)
+            hand = Hand(store, app, count, seed=seed, epoch_transactions_max=size, report_delay_us=0)  # no time passes
+            hand.run("all", calls)
             written.append([record.data for record in Log.take_over(store, "changes", term=99).read(1)])
     assert written[0] == written[1] == written[2]
 

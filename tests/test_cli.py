@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def headrace(*words: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+def headrace(*words: str, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace.cli", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT)
 
@@ -54,7 +54,7 @@ def test_an_app_that_is_served_can_be_called_until_it_is_stopped() -> None:
         assert (refused.returncode, json.loads(refused.stdout)["code"]) == (2, "bad_arguments")
     finally:
         server.send_signal(signal.SIGINT)
-        server.wait(20)
+        server.wait(120)
     unreachable = headrace("call", "account.deposit", "alice", "100", *url)
     assert unreachable.returncode == 2
     assert "unreachable" in unreachable.stderr
@@ -142,7 +142,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> No
         "import sys; from headrace.cli.doctor import examine; import headrace.spark.java as j;"
         "j.candidates = lambda: iter(()); sys.exit(0 if examine(False, True, 0) else 1)"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 1
     assert "headrace doctor --install-java" in " ".join(ran.stdout.split())
 

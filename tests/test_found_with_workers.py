@@ -11,7 +11,7 @@ from headrace import App, Context
 from headrace.core.coordinator import Lost, Overran
 from headrace.core.worker import Worker
 from headrace.wire.messages import Final, Run
-from tests.cluster import Cluster, on, outcome, serially
+from tests.cluster import Cluster, check_like, on, outcome, serially
 
 app = App("found")
 thing = app.operator("thing")
@@ -32,6 +32,12 @@ def show_an_object(ctx: Context) -> None:
 def spread(ctx: Context, keys: list[str]) -> None:
     for key in keys:
         ctx.call_async(add, key, 1)
+
+
+@thing.register
+def spread_on(ctx: Context, fans: list[Any]) -> None:
+    for key, keys in fans:
+        ctx.call_async(spread, key, keys)
 
 
 @dataclasses.dataclass
@@ -116,17 +122,17 @@ def test_a_suspect_that_writes_more_than_its_share_settles() -> None:
     calls = [(spread, keys[0], keys)]
     cluster = Cluster(app, 3, calls_max=len(keys))
     assert [outcome(reply) for reply in cluster.run(calls)] == [("ok", None)]
-    assert cluster.coordinator.metrics()["alone"] == 1
+    assert cluster.coordinator.metrics()["gathers"] == 1
     assert cluster.state() == {("thing", key): 1 for key in keys}
 
 
-def test_a_transaction_that_runs_alone_asks_for_many_entities_at_once() -> None:
+def test_a_transaction_that_is_gathered_asks_for_many_entities_at_once() -> None:
     keys = [on(worker, f"k{n}", workers=2) for n in range(150) for worker in (1, 2)]
     cluster = Cluster(app, 2, calls_max=len(keys))
     cluster.settle()
     before = cluster.messages
     cluster.run([(spread, keys[0], keys)])
-    assert cluster.coordinator.metrics()["alone"] == 1
+    assert cluster.coordinator.metrics()["gathers"] == 1
     assert cluster.messages - before < 30
 
 
@@ -145,7 +151,7 @@ def test_whether_the_stack_suffices_does_not_depend_on_the_workers() -> None:
     calls = [(deep_below, keys[0], keys, 14)]
     cluster = Cluster(app, 2, "ordered")
     cluster.run(calls)
-    assert cluster.coordinator.metrics()["alone"] <= 1
+    assert cluster.coordinator.metrics()["gathers"] <= 1
     assert outcome(cluster.replies[0][0])[0] == serially(app, calls)[0][0][0]
 
 
@@ -196,6 +202,15 @@ def test_what_waiting_calls_have_queued_counts_when_another_one_fails(workers: i
         cluster = Cluster(app, workers, seed=3, calls_max=calls_max, mode="ordered")
         found = [outcome(reply)[:2] for reply in cluster.run(calls)]
         assert found == [each[:2] for each in serially(app, calls, calls_max=calls_max)[0]], calls_max
+
+
+def test_a_limit_of_calls_is_met_though_every_worker_is_below_it() -> None:
+    """Twelve calls, four of them on each worker, and no function makes more than three."""
+    fans = [[on(worker, "fan"), [on(other, f"leaf{worker}") for other in (1, 2, 3)]] for worker in (1, 2, 3)]
+    calls: list[Any] = [(spread_on, on(1, "root"), fans), (add, on(2, "leaf1"), 1)]
+    for calls_max in range(3, 14):
+        limits = {"calls_max": calls_max}
+        check_like(serially(app, calls, **limits), app, calls, workers=[3], seeds=range(4), **limits)
 
 
 def test_the_next_epoch_starts_while_the_last_one_settles() -> None:

@@ -13,7 +13,9 @@ from headrace.core import program as programs
 from headrace.core.epoch import Epoch
 from headrace.core.execution import SerialExecutor
 from headrace.core.program import MISSING, Program
-from tests.test_serializability import LOGS, PROGRAMS, app, call_of, exactly, load, run_oracle
+from tests.programs import PROGRAMS, app
+from tests.programs import Program as Drawn
+from tests.test_serializability import exactly, run_oracle
 
 CUTS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
@@ -31,13 +33,12 @@ def run(program: Program, executor: SerialExecutor, calls: list[Any], first: int
 
 
 @pytest.mark.parametrize("large", [3, 100_000])
-@given(program=PROGRAMS, log=LOGS, cuts=CUTS)
+@given(program=PROGRAMS, cuts=CUTS)
 @settings(max_examples=150)
-def test_all_that_was_taken_together_is_the_state(large: int, program: Any, log: Any, cuts: list[int]) -> None:
+def test_all_that_was_taken_together_is_the_state(large: int, program: Drawn, cuts: list[int]) -> None:
     was, programs.LARGE = programs.LARGE, large
     try:
-        load(program)
-        calls = list(map(call_of, log))
+        calls = program.calls()
         compiled = Program(app, Config())
         executor = SerialExecutor(compiled)
         taken: dict[Any, Any] = {}

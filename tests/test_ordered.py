@@ -16,7 +16,8 @@ from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
 from headrace.runtime.fleet import Fleet
 from tests.driver import Driver
-from tests.test_serializability import LOGS, MANY, PROGRAMS, app, call_of, exactly, load, outcome, run_oracle
+from tests.programs import PROGRAMS, Program, app
+from tests.test_serializability import MANY, exactly, outcome, run_oracle
 
 
 class Way(NamedTuple):
@@ -34,7 +35,7 @@ WAYS = st.builds(
     Way,
     st.integers(1, 5),
     st.sampled_from(["auto", "ordered"]),
-    st.integers(1, 12),
+    st.integers(1, 12) | st.just(1000),
     st.integers(1, 3),
     st.sampled_from([1, 2, 5, 500]),
     st.integers(1, 4),
@@ -77,14 +78,13 @@ def run_fleet(
     return [reply for token in sorted(answers) for reply in answers[token]], state, fleet.coordinator.metrics()
 
 
-@given(PROGRAMS, LOGS, WAYS)
+@given(PROGRAMS, WAYS)
 @settings(max_examples=10 * MANY)
-def test_ordered_epochs_give_what_a_loop_over_the_log_gives(program: Any, log: Any, way: Way) -> None:
-    load(program)
-    calls = list(map(call_of, log))
+def test_ordered_epochs_give_what_a_loop_over_the_log_gives(program: Program, way: Way) -> None:
+    calls = program.calls()
     expected, state = run_oracle(calls)
     replies, found, metrics = run_fleet(calls, way)
-    event(f"{way.workers} workers, alone: {metrics['alone'] > 0}")
+    event(f"{way.workers} workers, gathered: {metrics['gathered'] > 0}")
     assert list(map(repr, map(outcome, replies))) == list(map(repr, expected))
     assert exactly(found) == exactly(state)
 
@@ -99,15 +99,14 @@ LIMITS = st.fixed_dictionaries(
 )
 
 
-@given(PROGRAMS, LOGS, WAYS, LIMITS)
+@given(PROGRAMS, WAYS, LIMITS)
 @settings(max_examples=5 * MANY)
-def test_limits_are_met_where_a_serial_run_meets_them(program: Any, log: Any, way: Way, limits: dict[str, int]) -> None:
-    load(program)
-    calls = list(map(call_of, log))
+def test_limits_are_met_where_a_serial_run_meets_them(program: Program, way: Way, limits: dict[str, int]) -> None:
+    calls = program.calls()
     driver = Driver(app, Config(**limits))
     driver.submit(0, ("all", calls))
     driver.finish()
     replies, found, metrics = run_fleet(calls, way, **limits)
-    event(f"alone: {metrics['alone'] > 0}")
+    event(f"gathered: {metrics['gathered'] > 0}")
     assert list(map(repr, map(outcome, replies))) == list(map(repr, map(outcome, driver.replies[0])))
     assert exactly(found) == exactly(driver.state())

@@ -587,17 +587,23 @@ def ask(key: str, what: Any) -> Any:
     return {1} if what == "a set" else [what, "done"]
 
 
-real.external("ask", ask, timeout=0.2, tries=2, backoff=0.01)
+real.external("ask", ask, timeout=20, tries=2, backoff=0.01)
+real.external("nap", ask, timeout=0.2, tries=2, backoff=0.01)
+
+
+def named(what: str) -> str:
+    """Who is asked: only one who sleeps has little time."""
+    return "nap" if what == "sleep" else "ask"
 
 
 @desk.register
 async def inquire(ctx: Context, what: str) -> Any:
-    return await ctx.call_external("ask", what)
+    return await ctx.call_external(named(what), what)
 
 
 @desk.register
 def write(ctx: Context, what: str) -> None:
-    ctx.send_external("ask", what, then=filed)
+    ctx.send_external(named(what), what, then=filed)
 
 
 @desk.register
@@ -609,7 +615,7 @@ TEXTS = {
     "odd text": "ask: ValueError: ? is no text, after 2 tries",
     "silent": "ask: KeyError, after 2 tries",
     "exit": "ask: SystemExit: 3, after 2 tries",
-    "sleep": "ask: no answer within 0.2 seconds, after 2 tries",
+    "sleep": "nap: no answer within 0.2 seconds, after 2 tries",
     "a set": "a set has no order to carry",
 }
 
@@ -620,7 +626,7 @@ def test_the_outside_world_is_asked_again_with_the_same_key_and_then_given_up(wh
     with Runtime(real) as runtime:
         (reply,) = runtime.client.batch([(inquire, "a", what)])
         runtime.client.call(write, "b", what)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while runtime.get(desk, "b") is None and time.monotonic() < deadline:
             runtime.client.call(filed, "waiting", None, None)
         result, error = runtime.get(desk, "b")

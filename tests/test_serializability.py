@@ -1,7 +1,6 @@
 """What leaves is what a loop over the log gives: every reply and the whole state, whatever the batches and epochs.
 
-The apps are random, too. A program is data: bodies, each a list of steps, run by a few generic functions. What was
-read decides whom a function calls, whether it aborts, and what it writes.
+The apps are random, too: see `headrace/sim/programs.py`.
 """
 
 from __future__ import annotations
@@ -13,54 +12,14 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Reply, Runtime
+from headrace.sim.cases import exactly, outcome
 from headrace.sim.oracle import Oracle
-from headrace.sim.programs import Interpreter, arguments
 from tests.driver import Driver
+from tests.programs import PROGRAMS, Program, app
 
 MANY = settings.default.max_examples  # type: ignore[union-attr]
 
-# --- the app ----------------------------------------------------------------------------------------------------------
-
-
-interpreter = Interpreter("anything")
-app, FORMS = interpreter.app, interpreter.forms
-
-
-def load(program: list[Any]) -> None:
-    """From now on the functions run these bodies; there are as many as calls may name."""
-    interpreter.bodies = [program[body % len(program)] for body in range(4)]
-
-
-# --- random programs, logs and ways to run them -----------------------------------------------------------------------
-
-KEYS = st.sampled_from(["a", "b", "1", 1, 0, b"a"])
-SCALARS = st.sampled_from([None, True, False, 0, 1, -1, 1 << 40, 0.0, -0.0, 1.0, float("nan"), "", "a", "é", b"", b"a"])
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.tuples(inner)
-        | st.dictionaries(st.sampled_from(["x", 1, b"x"]), inner, max_size=2)
-    ),
-    max_leaves=3,
-)
-TARGETS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3)), min_size=1, max_size=3)
-STEPS = st.one_of(
-    st.tuples(st.just("get")),
-    st.tuples(st.just("get"), SCALARS),
-    st.tuples(st.just("put"), VALUES),
-    st.tuples(st.just("put what was read")),
-    st.tuples(st.just("append"), VALUES),
-    st.tuples(st.just("delete")),
-    st.tuples(st.just("merge"), st.integers(-2, 2) | VALUES),
-    st.tuples(st.just("raise"), st.integers(2, 9)),
-    st.tuples(st.just("return"), st.integers(2, 5), VALUES),
-    *[st.tuples(st.just(kind), TARGETS).map(lambda pair: (pair[0], *pair[1])) for kind in ("call", "send", "guard")]
-    * 2,
-)
-PROGRAMS = st.lists(st.lists(STEPS, min_size=1, max_size=5), min_size=1, max_size=4)
-ROOTS = st.tuples(st.integers(0, 2), st.integers(0, 3), KEYS, st.integers(0, 3), st.integers(0, 9), st.integers(0, 3))
-LOGS = st.lists(ROOTS, min_size=1, max_size=10)
+# --- ways to run a log ------------------------------------------------------------------------------------------------
 
 
 class Way(NamedTuple):
@@ -82,12 +41,6 @@ WAYS = st.builds(
         max_size=6,
     ),
 )
-
-
-def call_of(root: tuple[Any, ...]) -> tuple[Any, ...]:
-    operator, form, key, body, acc, fuel = root
-    function = FORMS[operator][form]
-    return (function, key, *arguments(function, (body, acc, fuel)))
 
 
 def run_engine(calls: Sequence[Any], way: Way) -> tuple[list[Reply], dict[Any, Any]]:
@@ -117,27 +70,13 @@ def run_oracle(calls: Sequence[Any]) -> tuple[list[tuple[Any, ...]], dict[Any, A
     return [oracle.transact(*call) for call in calls], oracle.state
 
 
-def outcome(reply: Reply) -> tuple[Any, ...]:
-    if reply.failure is None:
-        return "ok", reply.result
-    assert reply.result is None
-    failure = reply.failure
-    return reply.status, failure.type, failure.message, failure.function, failure.key
-
-
-def exactly(state: dict[Any, Any]) -> list[str]:
-    """With types: 1, 1.0 and True differ here, and a NaN equals itself."""
-    return sorted(map(repr, state.items()))
-
-
 # --- the log is the order ---------------------------------------------------------------------------------------------
 
 
-@given(PROGRAMS, LOGS, WAYS)
+@given(PROGRAMS, WAYS)
 @settings(max_examples=5 * MANY)
-def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Any, log: Any, way: Way) -> None:
-    load(program)
-    calls = list(map(call_of, log))
+def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Program, way: Way) -> None:
+    calls = program.calls()
     expected, state = run_oracle(calls)
     replies, found = run_engine(calls, way)
     event(f"{sum(kind == 'aborted' for kind, *_ in expected)} aborts")
@@ -145,33 +84,30 @@ def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Any, log: A
     assert exactly(found) == exactly(state)
 
 
-@given(PROGRAMS, LOGS, st.lists(WAYS, min_size=2, max_size=3))
+@given(PROGRAMS, st.lists(WAYS, min_size=2, max_size=3))
 @settings(max_examples=MANY)
-def test_where_epochs_and_batches_end_never_changes_a_result(program: Any, log: Any, ways: list[Way]) -> None:
-    load(program)
-    calls = list(map(call_of, log))
+def test_where_epochs_and_batches_end_never_changes_a_result(program: Program, ways: list[Way]) -> None:
+    calls = program.calls()
     ran = [run_engine(calls, way) for way in ways]
     assert len({repr([(reply.tid, outcome(reply)) for reply in replies]) for replies, _ in ran}) == 1
     assert len({repr(exactly(state)) for _, state in ran}) == 1
 
 
-@given(LOGS, WAYS)
+@given(PROGRAMS, WAYS)
 @settings(max_examples=MANY)
-def test_tids_are_dense_and_increase_and_epochs_hold_them_in_order(log: Any, way: Way) -> None:
-    load([[("raise", 2)]])
-    replies, _ = run_engine(list(map(call_of, log)), way)
-    assert [reply.tid for reply in replies] == list(range(1, len(log) + 1))
+def test_tids_are_dense_and_increase_and_epochs_hold_them_in_order(program: Program, way: Way) -> None:
+    replies, _ = run_engine(program.calls(), way)
+    assert [reply.tid for reply in replies] == list(range(1, len(program.roots) + 1))
     epochs = [reply.epoch for reply in replies]
     assert epochs == sorted(epochs)
     assert set(epochs) == set(range(1, epochs[-1] + 1))
     assert max(map(epochs.count, epochs)) <= way.transactions_max
 
 
-@given(PROGRAMS, LOGS, st.integers(1, 4), st.integers(1, 12))
+@given(PROGRAMS, st.integers(1, 4), st.integers(1, 12))
 @settings(max_examples=MANY)
-def test_a_client_gets_the_replies_of_a_loop_over_the_log(program: Any, log: Any, rows: int, epoch_max: int) -> None:
-    load(program)
-    calls = list(map(call_of, log))
+def test_a_client_gets_the_replies_of_a_loop_over_the_log(program: Program, rows: int, epoch_max: int) -> None:
+    calls = program.calls()
     expected, state = run_oracle(calls)
     replies: list[Reply] = []
     with Runtime(app, Config(epoch_transactions_max=epoch_max)) as runtime:

@@ -284,6 +284,44 @@ def test_schedules_are_due_by_the_clock_and_go_on_after_an_abort(workers: int) -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("down_s", [1, 90])
+def test_a_schedule_whose_firing_aborted_is_not_tried_again_by_the_next_engine(down_s: int, workers: int) -> None:
+    """The log has several firings of it that the next engine runs again, one epoch after the other."""
+    store, app = memory(), scheduled()
+    hand = Hand(store, app, workers)
+    for _ in range(5):
+        hand.settle()
+        hand.now_us += 60 * SECOND
+    hand.settle()
+    assert hand.core.aborted == 5
+    hand = Hand(after_power_loss(store), app, workers, now_us=hand.now_us + down_s * SECOND)
+    hand.settle()
+    assert hand.core.aborted == 5 + down_s // 60
+
+
+def test_an_entity_that_expired_under_the_name_of_a_schedule_does_not_stop_it() -> None:
+    app, store = App("names"), memory()
+
+    @app.operator("brief", ttl=1).register
+    def touch(ctx: Context) -> None:
+        ctx.put(0)
+
+    @app.operator("count").register
+    def count(ctx: Context) -> None:
+        ctx.put(ctx.get(0) + 1)
+
+    app.every(10, count, "all")
+    hand = Hand(store, app)
+    hand.settle()
+    hand.take_snapshot()
+    hand.send("a", [(touch, "every/count")])
+    hand.settle()
+    hand = Hand(after_power_loss(store), app, now_us=hand.now_us + 60 * SECOND)
+    hand.settle()
+    assert hand.state()["headrace", "every/count"] == hand.now_us // (10 * SECOND) * 10 * SECOND
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_what_was_missed_while_nothing_ran_is_done_once_and_for_the_last_time_it_was_due(workers: int) -> None:
     store, app = memory(), scheduled()
     hand = Hand(store, app, workers)

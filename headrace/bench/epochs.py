@@ -92,7 +92,7 @@ def run(form: Form, workers: int, keys: int, theta: float, size: int, epochs: in
         "epoch": size,
         "predicted": predicts,
         "calls": round(ran / epochs, 1),
-        "ran_again": round((after["ran_again"] - before["ran_again"]) / epochs, 1),
+        "ran_again": round((after["repairs"] - before["repairs"]) / epochs, 1),
         "told": round((after["rows_told"] - before["rows_told"]) / epochs, 1),
         "settles": round((after["rounds"] - before["rounds"]) / epochs, 2),
         "messages": round((fleet.messages - messages) / epochs, 1),

@@ -84,7 +84,7 @@ def run(cluster: Cluster, form: Form, parts: Parts, keys: int, number: int) -> M
         p99_ms=batches.percentile_ms(99),
         messages_per_epoch=(after["messages_sent"] - before["messages_sent"]) / epochs,
         bytes_per_epoch=(after["bytes_sent"] - before["bytes_sent"]) / epochs,
-        ran_again=(after["ran_again"] - before["ran_again"]) / max(1, after["ran"] - before["ran"]),
+        ran_again=(after["repairs"] - before["repairs"]) / max(1, after["ran"] - before["ran"]),
         aborted=aborted,
         same_as_serial=same,
     )

@@ -254,7 +254,7 @@ def run(form: Form, pairs: list[tuple[int, int]], keys: int, progress: Callable[
 class Driver:
     """The engine in this thread, as the reference is: from the arguments to the answers, without a runtime."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: App = app) -> None:
         self._engine = Engine(app)
         self._admission = Admission(self._engine.program)
         self.tables = self._engine.program.tables

@@ -176,13 +176,21 @@ def sim(
     seeds: Annotated[int, typer.Option(min=1, help="How many to run.")] = 100,
     first: Annotated[int, typer.Option(help="The first of them.")] = 0,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 is one per core.")] = 0,
+    programs: Annotated[
+        bool, typer.Option("--programs", help="Only large random programs on workers, without faults.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="With --programs: for how long.")] = 60,
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: print every effect.")] = False,
     shrink: Annotated[bool, typer.Option("--shrink", help="With --seed: find a smaller run that fails.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Run the engine in a simulated world of faults, from one number each, and check what must hold."""
+    from headrace.cli.programs import programs_many, programs_one
     from headrace.cli.simulate import sim_many, sim_one
 
+    if programs:
+        one, many = seed is not None, (first, seconds, jobs, as_json)
+        raise typer.Exit(0 if (programs_one(seed or 0, as_json, shrink) if one else programs_many(*many)) else 1)
     is_clean = sim_many(first, seeds, jobs, as_json) if seed is None else sim_one(seed, as_json, trace, shrink)
     raise typer.Exit(0 if is_clean else 1)
 

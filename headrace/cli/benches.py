@@ -85,6 +85,23 @@ def bench_epochs(
     finish(result, breakdown.summary(result), as_json, save)
 
 
+@bench.command("hot")
+def bench_hot(
+    workers: Annotated[int, typer.Option(min=2, help="Worker processes.")] = 2,
+    calls: Annotated[int, typer.Option(min=1, help="Orders per repeat.")] = 10_000,
+    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """Orders that take from one hot counter, or a hundred, and abort by what they saw: several workers against one."""
+    from headrace.bench import harness
+    from headrace.bench import hot as contended
+
+    with harness.progress("hot", total=len(contended.CASES) * (repeats + 1) * calls) as advance:
+        result = contended.hot(workers, calls, repeats, advance)
+    finish(result, contended.summary(result), as_json, save)
+
+
 @bench.command("snapshots")
 def bench_snapshots(
     entities: Annotated[int, typer.Option(min=2, help="Accounts.")] = 1_000_000,
@@ -136,6 +153,22 @@ def bench_tables(
     with harness.progress("tables", total=tables.total(entities, repeats)) as advance:
         result = tables.measure(entities, repeats, where, advance)
     finish(result, tables.summary(result), as_json, save)
+
+
+@bench.command("starts")
+def bench_starts(
+    starts: Annotated[int, typer.Option(min=1, help="How often a cluster is started.")] = 200,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 3,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """How soon a cluster that says it is up answers its first batch."""
+    from headrace.bench import harness
+    from headrace.bench import starts as started
+
+    with harness.progress("starts", total=starts) as advance:
+        result = started.measure(starts, workers, advance)
+    finish(result, started.summary(result), as_json, save)
 
 
 def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:

@@ -38,6 +38,8 @@ NOTHING: Any = MappingProxyType({})  # stands for a dict that most never need
 Caller = tuple[int, int, int, int]
 """Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
 
+PREDICTED = 1  # the try of calls that are predicted: both sides know it without a message
+
 
 class Call(msgspec.Struct, eq=False):
     """A call of a transaction, on the worker that owns its entity. As a struct, because they are made by the million;
@@ -92,11 +94,13 @@ Made = tuple[bool, Entry, Key, Args]  # is it awaited?
 
 
 class Frame(msgspec.Struct, eq=False):
-    """A coroutine's run: what it awaited and was told, and where it stands."""
+    """A coroutine's run: what it awaited and was told, and where it stands. `first` and `attempts` say which answers
+    count, by a number that no other try has, of whichever call stood at this place before."""
 
+    first: int  # the try of each awaited call, unless `attempts` has another
     awaited: dict[int, None] = {}  # the numbers of the calls it awaited so far
     answers: dict[int, Any] = {}  # by the call's number; sealed
-    attempts: dict[int, int] = NOTHING  # the right answer's, for calls made anew; else 1
+    attempts: dict[int, int] = NOTHING  # of calls that were made anew, or taken back
     segments: dict[int, Segment] = NOTHING  # what it did after the answer to the call with this number
     coroutine: Any = None  # while it waits
     context: Any = None
@@ -106,11 +110,12 @@ class Frame(msgspec.Struct, eq=False):
     is_running: bool = False
 
     def attempt(self, n: int) -> int:
-        return self.attempts.get(n, 1)
+        return self.attempts.get(n, self.first)
 
-    def make_again(self, n: int) -> None:
-        """The call with this number is made once more: answers to earlier tries do not count."""
-        self.attempts = {**self.attempts, n: self.attempt(n) + 1}
+    def renew(self, n: int, number: int) -> None:
+        """The call is made once more, or taken back: only answers to the try with this number count from now on."""
+        self.answers.pop(n, None)
+        self.attempts = {**self.attempts, n: number}
 
 
 def chain_of(call: Call) -> Chain:

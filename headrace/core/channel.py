@@ -2,7 +2,7 @@
 
 Rules:
 1. A message has a term and, on its channel, a number. What comes twice or from an older term is dropped; what comes too
-   early waits for those before it, as far as there is room.
+   early waits for those before it, or for its term to begin here, as far as there is room.
 2. What is not acknowledged in time is sent again, from the oldest on, a window at a time. An acknowledgement rides on
    what goes back anyway, else it goes alone.
 3. A new term starts every channel anew; nothing of the old term gets through.
@@ -43,7 +43,7 @@ class SetTimer(NamedTuple):
     at_us: int
 
 
-EARLY_FRAMES_MAX = 64
+EARLY_FRAMES_MAX, AHEAD_FRAMES_MAX = 64, 1024
 
 
 class Channel:
@@ -67,6 +67,7 @@ class Channels:
         self.me, self.term = me, 0
         self.resend_us, self.window = config.resend_us, config.window_frames_max
         self.peers: dict[int, Channel] = {}
+        self.ahead: list[Frame] = []  # of a term that has not begun here
         self.resent = self.dropped = 0
 
     def begin(self, term: int) -> None:
@@ -92,6 +93,8 @@ class Channels:
         """The messages whose turn it is with this frame: often one, none if it is not the next one of this term."""
         if frame.term != self.term or frame.to != self.me:
             self.dropped += 1
+            if frame.term > self.term and frame.to == self.me and len(self.ahead) < AHEAD_FRAMES_MAX:
+                self.ahead.append(frame)
             return []
         channel = self.peer(frame.source)
         while channel.unacknowledged and channel.unacknowledged[0].sequence <= frame.acknowledged:
@@ -117,6 +120,11 @@ class Channels:
             bodies.append(body)
             channel.received += 1
         return bodies
+
+    def take_ahead(self) -> list[Frame]:
+        """What came before this term began: to be received now."""
+        frames, self.ahead = self.ahead, []
+        return [frame for frame in frames if frame.term == self.term]
 
     def upkeep(self, now_us: int) -> list[Send]:
         """What is due: acknowledgements owed for long, and messages that may have got lost."""

@@ -7,8 +7,8 @@ Rules:
    sent: then nobody can get anything to do any more. Epochs settle in their order.
 2. A lone transaction goes to its root's worker only and carries a whole share; every message about it takes half of
    what its sender holds. It has settled when the shares that came back add up to one, exactly: 2^-k travels as k.
-3. If the workers suspect transactions, all below the lowest of them is final; that one is run alone, then the others
-   settle again.
+3. If workers suspect transactions, all below the lowest of them is final. One worker runs them and all between them
+   (`core/stretch.py`); then the others settle again. If there are more, it is all up to the end of the epoch.
 4. When a worker is lost a new term begins: everybody starts from the coordinator's copy of the state and runs the
    epochs since then again. That gives the same results, because the log is the order; only what was not answered is.
 5. Whatever is not an epoch (reading state, taking a copy, other workers) happens between two of them.
@@ -33,15 +33,31 @@ from headrace.core.deferred import Perform, Responded
 from headrace.core.engine import Answer, Found, Refuse, Submit, timer
 from headrace.core.engine import Read as Read
 from headrace.core.epoch import FINAL, Epoch
+from headrace.core.gathering import DECREE
 from headrace.core.journal import Decree, TakeSnapshot
 from headrace.core.outcome import first_difference
 from headrace.core.placement import ShardMap, shards_of
+from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
-from headrace.core.worker import DECREE
+from headrace.core.storms import Storms
 from headrace.errors import ConfigError, NotDeterministic, Poisoned
 from headrace.model.app import App
 from headrace.wire import messages
-from headrace.wire.messages import Alone, Begin, Changed, Entities, Failure, Final, Idle, Results, Run, Shown, in_parts
+from headrace.wire.messages import (
+    Begin,
+    Changed,
+    Entities,
+    Failure,
+    Final,
+    Gather,
+    Gathered,
+    Idle,
+    Respond,
+    Results,
+    Run,
+    Shown,
+    in_parts,
+)
 
 MODES = ("auto", "serial", "ordered")
 
@@ -72,7 +88,22 @@ TERM_BITS = 20  # of a term count what happens to the workers of one coordinator
 class Flight:
     """An epoch on its way."""
 
-    __slots__ = ("epoch", "first", "idle", "is_lone", "mode", "results", "rows", "sent", "shares", "suspects")
+    __slots__ = (
+        "epoch",
+        "failures",
+        "first",
+        "gathered",
+        "gatherer",
+        "held",
+        "idle",
+        "is_lone",
+        "mode",
+        "results",
+        "rows",
+        "sent",
+        "shares",
+        "untried",
+    )
 
     def __init__(self, epoch: Epoch, mode: str, is_lone: bool, rows: dict[int, list[int]]) -> None:
         self.epoch, self.mode, self.is_lone, self.rows = epoch, mode, is_lone, rows  # rows: by their root's worker
@@ -81,7 +112,11 @@ class Flight:
         self.first: dict[int, list[Any]] = {}  # those that came ahead of the next report
         self.sent: dict[int, int] = {}  # messages about it to each worker
         self.shares: set[int] = set()  # that came back
-        self.suspects: set[int] = set()
+        self.untried: list[int] = []  # rows that are gathered at once
+        self.held: set[int] = set()  # those whose repairs did not end
+        self.gatherer = 0  # the worker that has gathered last
+        self.gathered: dict[int, Any] = {}  # by row: results,
+        self.failures: dict[int, Failure] = {}  # and failures
 
 
 def responses_to(epoch: Epoch, tid: int) -> list[messages.Response]:
@@ -104,9 +139,10 @@ class Coordinator(Between):
         is_durable: bool = False,
         seed: int = 0,
         term: int = 0,
+        like: Program | None = None,
     ) -> None:
         """`term` is that of the log: no worker of an earlier coordinator is heard."""
-        super().__init__(app, config, is_durable=is_durable, seed=seed)
+        super().__init__(app, config, is_durable=is_durable, seed=seed, like=like)
         self.forced = mode
         self.check(workers)
         self.workers = workers
@@ -115,12 +151,13 @@ class Coordinator(Between):
         self.channels.term = term << TERM_BITS
         self.flights: dict[int, Flight] = {}
         self.later: list[tuple[Any, Any]] = []  # what the epoch that just became final changed of what comes later
-        self.alone: set[int] = set()  # TIDs that ran alone in this term
+        self.gathered: set[int] = set()  # TIDs that run, or ran, on nothing but final state
+        self.storms = Storms()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
         self.predictions_told = 0
         self.names_rows = False  # whether workers can read from the store what is there: then it is not sent
         self.limits_told: dict[str, int] | None = None  # those that the workers run under
-        self.stats = {"rounds": 0, "alone": 0, "recoveries": 0, "lone": 0}
+        self.stats = {"rounds": 0, "gathers": 0, "gathered": 0, "recoveries": 0, "lone": 0}
         self.worker_stats: dict[int, dict[str, int]] = {}  # of this term, by worker
 
     def check(self, workers: int) -> None:
@@ -158,6 +195,8 @@ class Coordinator(Between):
                     self._take_idle(now_us, event.frame.source, body, effects)
                 elif isinstance(body, Results) and body.epoch in self.flights:
                     self.flights[body.epoch].first.setdefault(event.frame.source, []).extend(body.results)
+                elif isinstance(body, Gathered) and body.epoch in self.flights:
+                    self._take_gathered(self.flights[body.epoch], body)
                 elif isinstance(body, Changed):
                     self._take_changed(event.frame.source, body)
                 elif isinstance(body, Shown):
@@ -256,7 +295,7 @@ class Coordinator(Between):
             epoch.args,
             None if is_lone else self._news(),
             sorted(tid for tid in self.poisoned if tid in tids),
-            sorted(tid for tid in self.overran if tid in tids and tid not in self.poisoned),
+            self._suspects(flight, epoch),
             is_lone,
             epoch.closed_us,
             epoch.limits,
@@ -270,6 +309,14 @@ class Coordinator(Between):
         for worker in to:
             self._tell(now_us, flight, worker, run, effects)
         return True
+
+    def _suspects(self, flight: Flight, epoch: Epoch) -> list[int]:
+        """TIDs that are not tried: they overran, or their functions storm."""
+        tids = {tid for tid in self.overran if tid in epoch.tids and tid not in self.poisoned}
+        if flight.mode == "ordered" and not flight.is_lone:
+            flight.untried = self.storms.rows(epoch.entries)
+            tids.update(epoch.tids[row] for row in flight.untried)
+        return sorted(tids)
 
     def _news(self) -> list[Any] | None:
         """The call graphs learned so far, if the workers have not got them yet."""
@@ -288,7 +335,8 @@ class Coordinator(Between):
             return
         flight.idle[worker] = idle
         flight.results[worker] = flight.first.pop(worker, []) + idle.results
-        flight.suspects.update(idle.suspects)
+        flight.held.update(idle.held)
+        self.storms.asked(flight.epoch.entries, idle.late)
         self.worker_stats[worker] = idle.stats
         learned: dict[int, list[Any]] = {}
         for template in idle.learned:
@@ -296,11 +344,15 @@ class Coordinator(Between):
         self.predictions = learned | self.predictions  # who was first told all of a function's calls
         for share in idle.shares or ():
             add_share(flight.shares, share)
+        if idle.needs:
+            self._meet(now_us, flight, worker, effects)
+            return
         if not self._has_settled(flight):
             return
         self.stats["rounds"] += 1
-        if flight.suspects:
-            self._run_alone(now_us, flight, effects)
+        suspects = [tid for report in flight.idle.values() for tid in report.suspects]
+        if suspects:
+            self._gather_stretch(now_us, flight, min(suspects), max(suspects), effects)
         else:
             self._finish(now_us, flight, effects)
 
@@ -318,37 +370,47 @@ class Coordinator(Between):
                     return False
         return True
 
-    def _run_alone(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
-        """All below the lowest suspect is final; that one runs alone now."""
-        tid = min(flight.suspects)
-        if self._has_to_wait(flight, tid):
-            return
-        flight.suspects.clear()
-        self.alone.add(tid)
-        self.stats["alone"] += 1
-        self._note_results(flight, flight.epoch.tids.index(tid))
+    def _gather_stretch(self, now_us: int, flight: Flight, first: int, last: int, effects: list[Effect]) -> None:
+        """All below `first`, the lowest suspect, is final. One worker runs the stretch from there to the highest; if it
+        is not the first of this epoch, to the end."""
+        epoch, tids = flight.epoch, flight.epoch.tids
+        start, stop = tids.index(first), tids.index(last) + 1 if not flight.gatherer else len(tids)
+        self._note_results(flight, start)
+        rows = range(start, stop)
+        self.gathered.update(tids[start:stop])
+        self.stats["gathers"] += 1
+        self.stats["gathered"] += len(rows)
+        counts = {worker: sum(row in rows for row in own) for worker, own in flight.rows.items()}
+        flight.gatherer = max(counts, key=lambda worker: (counts[worker], -worker))
         everybody = list(flight.idle) if flight.is_lone else list(flight.rows)
         flight.shares.clear()
         for at, worker in enumerate(everybody, start=1):
             share = min(at, len(everybody) - 1) if flight.is_lone else None  # together they are one again
-            alone = Alone(flight.epoch.number, tid, everybody, share, responses_to(flight.epoch, tid))
-            self._tell(now_us, flight, worker, alone, effects)
+            gather = Gather(epoch.number, tids[start], tids[stop - 1], flight.gatherer, everybody, share)
+            self._tell(now_us, flight, worker, gather, effects)
 
-    def _has_to_wait(self, flight: Flight, tid: int) -> bool:
-        """Does this transaction, which ran alone, need the response to an external call that is not known yet?"""
-        epoch = flight.epoch
-        needs = [need for report in flight.idle.values() for need in report.needs if need.tid == tid]
-        if not needs or (tid, needs[0].call) in epoch.responses:
-            return False
-        self._note_results(flight, epoch.tids.index(tid))
-        if self.asking is None or self.asking.need.call != needs[0].call:
-            self._ask(epoch, needs[0])
-        return True
+    def _take_gathered(self, flight: Flight, gathered: Gathered) -> None:
+        tids = flight.epoch.tids
+        first = tids.index(gathered.first)
+        flight.gathered.update(enumerate(gathered.results, start=first))
+        flight.failures.update({tids.index(tid): failure for tid, failure in gathered.failures.items()})
+
+    def _meet(self, now_us: int, flight: Flight, worker: int, effects: list[Effect]) -> None:
+        """A transaction, with all below it final, has come to an external call: it goes on with the response."""
+        epoch, need = flight.epoch, flight.idle[worker].needs[0]
+        self._note_results(flight, epoch.tids.index(need.tid))
+        if (need.tid, need.call) in epoch.responses:
+            respond = Respond(epoch.number, need.tid, responses_to(epoch, need.tid))
+            self._tell(now_us, flight, worker, respond, effects)
+        elif self.asking is None or self.asking.need.call != need.call:
+            self._ask(epoch, need)
 
     def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Effect]) -> None:
         flight = self.flights.get(epoch.number)  # none while a recovery runs what is before it again
-        if flight is not None and flight.suspects and self._has_settled(flight):
-            self._run_alone(now_us, flight, effects)
+        if flight is not None:
+            for worker, report in flight.idle.items():
+                if report.needs and report.received[0] == flight.sent[worker]:
+                    self._meet(now_us, flight, worker, effects)
 
     def _finish(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
         epoch = flight.epoch
@@ -358,7 +420,8 @@ class Coordinator(Between):
             effects.append(self.channels.send(now_us, worker, Final(epoch.number)))
         self._expect_changes(epoch.number, flight.idle)
         del self.flights[epoch.number]
-        self.alone.difference_update(epoch.tids)
+        self.gathered.difference_update(epoch.tids)
+        self.storms.note(epoch.entries, flight.untried, [epoch.tids.index(tid) for tid in flight.held])
         if not was_final:
             epoch.phase = FINAL
             self.later = [entity for report in flight.idle.values() for entity in report.later]
@@ -380,6 +443,10 @@ class Coordinator(Between):
                 results[row] = result
             for tid, failure in report.failures.items():
                 failures[epoch.tids.index(tid)] = failure
+        for row, result in flight.gathered.items():
+            results[row] = result
+            failures.pop(row, None)  # of a try
+        failures.update(flight.failures)
         known = epoch.final_rows
         before, now = (epoch.results, epoch.failures), (results, failures)
         difference = first_difference(epoch, before, now, range(min(known, stop)))
@@ -414,7 +481,7 @@ class Coordinator(Between):
         self.telling.clear()
         self.predictions_told, self.limits_told = 0, None
         self.worker_stats.clear()
-        self.alone.clear()
+        self.gathered.clear()
         for entry in self.program.entries:
             entry.owners = self.shards.cache_of(entry.operator)
         ahead = sum(isinstance(item, Epoch) for item in self.backlog)
@@ -451,16 +518,18 @@ class Coordinator(Between):
 
     def _suspect(self, tid: int) -> None:
         """A function of this transaction did not return. If it ran on what was not final yet, that may be why: it gets
-        another chance, alone. Else the transaction aborts by decree."""
+        another chance, gathered. Else the transaction aborts by decree."""
         epoch = next((epoch for epoch in self.log if tid in epoch.tids), None)
-        if epoch is None or epoch.tids.index(tid) < epoch.final_rows:
+        if epoch is None:
+            return
+        self.overran.add(tid)
+        if epoch.tids.index(tid) < epoch.final_rows:
             return  # its outcome is known: this time it was only slow
         if epoch.is_replayed:  # an earlier coordinator may have answered it: it takes more to undo that
             self.chances[tid] = self.chances.get(tid, REPLAY_CHANCES) - 1
             if self.chances[tid] > 0:
                 return
-        self.overran.add(tid)
-        if tid in self.alone or self.mode_now == "serial":
+        if tid in self.gathered or self.mode_now == "serial":
             row = epoch.tids.index(tid)
             failure = Failure(Poisoned.code, Poisoned.__name__, DECREE, epoch.entries[row].name, epoch.keys[row])
             self.poisoned.add(tid)
@@ -479,7 +548,7 @@ class Coordinator(Between):
             **self.stats,
             **{
                 name: sum(stats[name] for stats in list(self.worker_stats.values()))
-                for name in ("ran", "ran_again", "predicted", "rows_told")
+                for name in ("ran", "repairs", "waits", "predicted", "rows_told")
                 if self.worker_stats
             },
             "predicted_functions": len(self.predictions),

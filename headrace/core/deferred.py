@@ -14,7 +14,7 @@ Never here: clocks, threads, what is performed and how.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -93,7 +93,7 @@ class Deferred:
         self.sends: dict[str, Perform] = {}
         self.unsent: list[tuple[int, str]] = []  # messages that wait for a record of the log
         self.responses: dict[str, Responded] = {}  # that are to be logged
-        self.fired: set[str] = set()  # rows that are logged and not final
+        self.fired: Counter[str] = Counter()  # rows that are logged and not final: a recovery may find several of one
         self.spent: dict[str, int] = {}  # those whose row aborted; for schedules, with the time
         operators = program.app.operators.values()
         self.expiring = {operator.name: ExpiryQueue(operator) for operator in operators if operator.expire is not None}
@@ -136,7 +136,9 @@ class Deferred:
 
     def _fired(self, function: Function, key: Any, args: Args, failure: Failure | None) -> None:
         if function.operator is BUILT_IN:
-            self.fired.discard(key)
+            self.fired[key] -= 1
+            if self.fired[key] <= 0:
+                del self.fired[key]
             if failure is not None and function is fire and (key in self.timers or key in self.sends):
                 self.spent[key] = 0
             elif failure is not None and function is tick:
@@ -160,7 +162,7 @@ class Deferred:
             return []
         ready = [key for position, key in self.unsent if is_durable(position)]
         self.unsent = [(position, key) for position, key in self.unsent if not is_durable(position)]
-        done = self.fired | self.spent.keys()  # the log has a row with the response
+        done = self.fired.keys() | self.spent.keys()  # the log has a row with the response
         return [self.sends[key] for key in dict.fromkeys(ready) if key in self.sends and key not in done]
 
     def due(self, now_us: int) -> Batch | None:

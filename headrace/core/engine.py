@@ -101,9 +101,17 @@ class Asking(NamedTuple):
 
 
 class Engine:
-    def __init__(self, app: App, config: Config | None = None, *, is_durable: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        app: App,
+        config: Config | None = None,
+        *,
+        is_durable: bool = False,
+        seed: int = 0,
+        like: Program | None = None,
+    ) -> None:
         self.config = config or Config()
-        self.program = Program(app, self.config)
+        self.program = Program(app, self.config, like)
         self.program.seed = seed
         self.ledger = Ledger(self.config)
         self.sources = SourceBatches(self.config)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core import order
 from headrace.core.chain import NOT_YET, Call, Caller, Made, Record, new_call, same, same_call, same_target
@@ -28,6 +28,18 @@ from headrace.wire import messages as wire
 from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended, Revived, Rows
 from headrace.wire.values import Key
 
+
+class Caps(NamedTuple):
+    """How much is tried on one worker before a transaction is held: decision 0022. They never change a result."""
+
+    tries: int = 64  # how often one transaction's functions are started
+    lone_tries: int = 512  # if it is alone in its epoch: then it is wrong only while its own calls are out of order
+    repairs: int = 4  # how often in vain, for one transaction,
+    repairs_per_call: int = 2  # and for each of its calls here
+    epoch_repairs: int = 64  # how often for all transactions of an epoch,
+    epoch_part: int = 2  # and once for so many of them
+
+
 NOBODY: Caller = (0, 0, 0, 0)
 Turn = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 
@@ -35,7 +47,15 @@ Turn = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
 class Part:
     """One epoch, as far as this worker knows it."""
 
-    def __init__(self, number: int, tids: range, owners: list[int], predictions: Predictions, time_us: int = 0) -> None:
+    def __init__(
+        self,
+        number: int,
+        tids: range,
+        owners: list[int],
+        predictions: Predictions,
+        time_us: int = 0,
+        caps: Caps = Caps(),
+    ) -> None:
         self.number, self.tids, self.time_us = number, tids, time_us
         self.owners = owners  # the workers of the roots, in the order of the TIDs
         self.predictions = predictions
@@ -44,7 +64,11 @@ class Part:
         self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
         self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
-        self.suspects: set[int] = set()
+        self.suspects: set[int] = set()  # TIDs that wait until all below them is final, and are gathered then
+        self.held: set[int] = set()  # those of them whose repairs did not end
+        self.caps, self.tries_max = caps, caps.tries if len(tids) > 1 else caps.lone_tries
+        self.vain = 0  # runs whose outcome was dropped: the call was run again, or was not made after all
+        self.vain_of: dict[int, int] = {}  # the same, per TID
         self.queued: dict[int, dict[bytes, int]] = {}  # one-way calls of calls that wait, by transaction and place
         self.touched: dict[int, set[tuple[str, Any]]] = {}  # entities that suspects wanted to call
         self.bytes: dict[int, int] = {}  # per TID, where it counts
@@ -66,6 +90,9 @@ class Exchange(ABC):
     shards: ShardMap
     calls_max: int
     aborted: set[int]
+    attempts: int
+    repairs: int
+    waits: int
 
     @abstractmethod
     def _queue(self, record: Record) -> None:
@@ -98,10 +125,10 @@ class Exchange(ABC):
         """Of an own root's transaction."""
         calls = part.calls.get(tid)
         root: Call | None = calls
-        if type(calls) is dict:
-            root = calls.get(order.ROOT)
-        elif type(calls) is list:
+        if type(calls) is list:
             root = calls[0]
+        elif type(calls) is dict:
+            root = calls.get(order.ROOT)
         return root
 
     def calls_here(self, part: Part, tid: int) -> int:
@@ -129,6 +156,27 @@ class Exchange(ABC):
             count += sum(part.queued.get(tid, {}).values())
         if count * self.workers > self.calls_max:
             part.suspects.add(tid)
+        elif count + part.vain_of.get(tid, 0) > part.tries_max:
+            self._hold(part, tid)
+
+    def _count_vain(self, part: Part, tid: int) -> bool:
+        """A run of this transaction was in vain. If it had its share of them, or the epoch has, it is held."""
+        part.vain += 1
+        part.vain_of[tid] = vain = part.vain_of.get(tid, 0) + 1
+        calls, caps = self.calls_here(part, tid), part.caps
+        is_few = vain <= caps.repairs + caps.repairs_per_call * calls and vain + calls <= part.tries_max
+        if is_few and part.vain <= caps.epoch_repairs + len(part.calls) // caps.epoch_part:
+            self.repairs += 1
+            return True
+        self._hold(part, tid)
+        return False
+
+    def _hold(self, part: Part, tid: int) -> None:
+        """Look at this transaction no more: what it has left here stands until it is gathered."""
+        if tid not in part.suspects:
+            self.waits += 1
+            part.suspects.add(tid)
+            part.held.add(tid)
 
     def _later(self, call: Call | None) -> None:
         if call is not None:
@@ -138,12 +186,15 @@ class Exchange(ABC):
 
     def _dispatch_sent(self, part: Part, call: Call, queue: list[Any]) -> None:
         """Make the one-way calls of a call that has returned, as far as they differ from those under way."""
-        made = call.made
+        made, size = call.made, len(queue)
+        if size > part.tries_max:
+            self._hold(part, call.order[0])  # it is better gathered
+            return
         if made is None:
-            if not queue:
+            if not size:
                 return
             made = call.made = {}
-        elif len(made) == len(queue) and call.frame is not None and len(call.frame.awaited) == len(queue):
+        elif len(made) == size and call.frame is not None and len(call.frame.awaited) == size:
             return  # all of them were awaited
         n = 0
         for entry, key, args, *is_awaited in queue:
@@ -190,6 +241,11 @@ class Exchange(ABC):
         depth = 1 if call.caller is None else call.caller[2] + 1
         return (self.me, len(call.order[1]), depth, call.frame.attempt(n))  # type: ignore[union-attr]
 
+    def _new_attempt(self) -> int:
+        """A number for a try of an awaited call that no other has, as long as this executor lives."""
+        self.attempts += 1
+        return self.attempts
+
     def _owner(self, entry: Entry, key: Key) -> int:
         return entry.owners.get(key) or self.shards.owner(entry.operator, key)
 
@@ -197,8 +253,7 @@ class Exchange(ABC):
         tid, place = call.order
         is_awaited, entry, key, _ = made
         if is_awaited and call.frame is not None:
-            call.frame.attempts = {**call.frame.attempts, n: call.frame.attempt(n)}
-            call.frame.answers.pop(n, None)
+            call.frame.renew(n, self._new_attempt())
         at = order.awaited(place, n, self.me) if is_awaited else order.sent(place, n, self.me)
         worker = self._owner(entry, key)
         if worker == self.me:
@@ -231,6 +286,7 @@ class Exchange(ABC):
                 call.answered, call.must_run = NOT_YET, True
                 return call
             self._drop(part, call)
+            self._count_vain(part, tid)
         call = new_call((tid, place), entry, key, args)
         call.caller = caller
         calls[place] = call
@@ -245,6 +301,7 @@ class Exchange(ABC):
         call = self.calls_of(part, tid).pop(place, None)
         if call is not None:
             self._drop(part, call)
+            self._count_vain(part, tid)
 
     def _drop(self, part: Part, call: Call) -> None:
         """A call was not made after all: nor were those that it made."""
@@ -255,15 +312,18 @@ class Exchange(ABC):
             self._cancel(part, call, n, made)
         call.made = None
 
-    def forget(self, part: Part, tid: int) -> None:
-        """Remove all that is known of a transaction here, without telling anybody: everybody does the same."""
-        calls = self.calls_of(part, tid)
-        part.calls.pop(tid, None)
-        for call in calls.values():
-            self._remove(part, call)
-        part.failures.pop(tid, None)
-        part.bytes.pop(tid, None)
-        self.aborted.discard(tid)
+    def forget(self, part: Part, tids: range) -> None:
+        """Remove all that is known of transactions here, without telling anybody: everybody does the same."""
+        for tid in [tid for tid in tids if tid in part.calls]:
+            calls = self.calls_of(part, tid)
+            del part.calls[tid]
+            for call in calls.values():
+                self._remove(part, call)
+        for of_tid in (part.failures, part.bytes, part.queued, part.touched, part.vain_of):
+            for tid in tids if of_tid else ():
+                of_tid.pop(tid, None)
+        for among in (part.suspects, part.held, self.aborted):
+            among.difference_update(tids)
 
     # --- answers, failures, aborts ------------------------------------------------------------------------------------
 
@@ -286,10 +346,11 @@ class Exchange(ABC):
             call = self.calls_of(part, tid).get(place)
         if call is None and part.predictions and place == order.ROOT:  # that has not started yet
             part.early_answers.setdefault(tid, {})[n] = result
-        frame = None if call is None else call.frame
-        made = None if call is None or type(call.made) is not dict else call.made.get(n)
-        if call is None or frame is None or made is None or not made[0] or frame.attempt(n) != attempt:
+        if call is None or (frame := call.frame) is None or type(call.made) is not dict:
             return None  # to a call that was not made after all
+        made = call.made.get(n)
+        if made is None or not made[0] or frame.attempt(n) != attempt:
+            return None
         if n in frame.answers and same(frame.answers[n], result):
             return None
         frame.answers[n] = result

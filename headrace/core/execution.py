@@ -18,6 +18,7 @@ Never here: time, request ids, epochs' ends.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from itertools import islice
 from typing import Any
 
@@ -74,9 +75,9 @@ class SerialExecutor:
         kind = SerialContext if entry.operator.ttl_us is None else Expiring
         return kind(self.program, self.transaction, entry)
 
-    def run(self, epoch: Epoch, start: int = 0) -> Need | None:
-        """Run the rows from `start` on. If a response to an external call is needed first, it is returned: once it is
-        among the epoch's responses, go on from the row where this stopped.
+    def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
+        """Run the rows from `start` on, those before `stop`. If something is needed first, a response to an external
+        call say, it is returned: once it is there, go on from the row where this stopped.
 
         The hot loop: what a call costs beside the function itself is decided here. The root and the queued calls run
         by the same lines, written twice: a method between them would cost a tenth of the whole."""
@@ -85,7 +86,7 @@ class SerialExecutor:
         transaction.epoch = epoch
         notes, first = self.program.notes, NOWHERE
         rows = zip(epoch.entries, epoch.keys, epoch.args, strict=True)
-        for root, root_key, args in islice(rows, start, None) if start else rows:
+        for root, root_key, args in islice(rows, start, stop) if start or stop else rows:
             try:
                 entry, key = root, root_key
                 context, table = entry.context, entry.table
@@ -98,8 +99,8 @@ class SerialExecutor:
                 if not entry.is_plain:
                     try:
                         awaited = result.send(None)
-                    except StopIteration as stop:
-                        result = stop.value
+                    except StopIteration as end:
+                        result = end.value
                     else:
                         before, result = self._drive(context, key, before, result, awaited)
                 if type(result) is not int or result >= HIGH or result <= LOW:
@@ -156,19 +157,23 @@ class SerialExecutor:
                 else:
                     epoch.failures[len(results)] = failure
                     results.append(None)
-        epoch.phase = FINAL
+        if len(results) == len(epoch):
+            epoch.phase = FINAL
         return None
 
     def _run_tracked(self, epoch: Epoch, root: Entry) -> Need | None:
         """A transaction asked for what this executor does not know. From now on those with this root are not even
         tried here."""
+        root.run = self._give_up
+        return self._tracked().run_row(epoch, root.number)
+
+    def _tracked(self) -> TrackedExecutor:
         program, tracked = self.program, self.tracked
         if tracked is None:
             twin = Program(program.app, program.config, program, over=program)
             tracked = self.tracked = TrackedExecutor(twin)
         tracked.program.seed = program.seed
-        root.run = self._give_up
-        return tracked.run_row(epoch, tracked.program.numbered[root.number])
+        return tracked
 
     def _give_up(self, *args: Any) -> Any:
         self.transaction.needs = self.transaction.is_marked = True
@@ -214,13 +219,17 @@ class SerialExecutor:
                         before = context._entry.find(key)
                     context._state = before
         except BaseException:
-            self.raised_in = (context._entry, key)
-            for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
-                self._retire(waiting)
-                if suspended is not None:
-                    with contextlib.suppress(BaseException):
-                        suspended.close()
+            self._break_off(context, key, coroutine, frames)
             raise
+
+    def _break_off(self, context: SerialContext, key: Key, coroutine: Any, frames: list[Any]) -> None:
+        """A call failed: it and all that wait for it end."""
+        self.raised_in = (context._entry, key)
+        for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
+            self._retire(waiting)
+            if suspended is not None:
+                with contextlib.suppress(BaseException):
+                    suspended.close()
 
     def _store(self, context: SerialContext, key: Key, before: Any) -> None:
         if context._state is not before:
@@ -269,8 +278,12 @@ class SerialExecutor:
         return Failure(*describe(error), entry.name, key)
 
 
+Walk = Generator[tuple[Entry, Key], None, Need | None]
+"""A row on its way: yields the entities whose state has to be found before it can go on."""
+
+
 class TrackedExecutor(SerialExecutor):
-    """The same, one row at a time, and with the path of every call."""
+    """The same, one row at a time, and with the path of every call. It can wait before any call."""
 
     def __init__(self, program: Program) -> None:
         self.paths: list[bytes] = []  # of the calls in the queue
@@ -280,24 +293,25 @@ class TrackedExecutor(SerialExecutor):
         kind = TrackedContext if entry.operator.ttl_us is None else ExpiringTracked
         return kind(self.program, self.transaction, entry, path, self.paths)
 
-    def run(self, epoch: Epoch, start: int = 0) -> Need | None:
-        for row in range(start, len(epoch)):
-            needs = self.run_row(epoch, epoch.entries[row])
-            if needs is not None:
-                return needs
-        epoch.phase = FINAL
-        return None
+    def run_row(self, epoch: Epoch, root: int) -> Need | None:
+        """The next one, where all state is known; `root` is the number of its function."""
+        try:
+            entry, key = next(self.walk(epoch, self.program.numbered[root]))
+        except StopIteration as end:
+            need: Need | None = end.value
+            return need
+        raise AssertionError(f"the state of {entry.name} of {shown(key)} is not known")
 
-    def run_row(self, epoch: Epoch, entry: Entry) -> Need | None:
-        """The next one; `entry` is its root's, in this executor's program."""
+    def walk(self, epoch: Epoch, entry: Entry) -> Walk:
+        """The next row; `entry` is its root's, in this executor's program."""
         transaction, row = self.transaction, len(epoch.results)
         transaction.epoch = epoch
         key, context = epoch.keys[row], self._context(entry, order.ROOT)
         try:
-            result = self.values.seal(self._run_call(context, key, epoch.args[row]))
+            result = self.values.seal((yield from self._run_call(context, key, epoch.args[row])))
             for at, (entry, key, args) in enumerate(transaction.queue):  # which grows while they run
                 context = self._context(entry, self.paths[at])
-                self._run_call(context, key, args)
+                yield from self._run_call(context, key, args)
             if transaction.is_marked:
                 transaction.close()
             transaction.queue.clear()
@@ -315,8 +329,10 @@ class TrackedExecutor(SerialExecutor):
             self.paths.clear()
         return None
 
-    def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Any:
+    def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Generator[tuple[Entry, Key], None, Any]:
         entry = context._entry
+        if entry.lacks(key):
+            yield entry, key
         entry.bind(context)
         context.key = key
         context._state = before = entry.find(key)
@@ -327,9 +343,45 @@ class TrackedExecutor(SerialExecutor):
             except StopIteration as stop:
                 result = stop.value
             else:
-                before, result = self._drive(context, key, before, result, awaited)
+                before, result = yield from self._follow(context, key, before, result, awaited)
         self._store(context, key, before)
         return result
+
+    def _follow(
+        self, context: SerialContext, key: Key, before: Any, coroutine: Any, awaited: Any
+    ) -> Generator[tuple[Entry, Key], None, tuple[Any, Any]]:
+        """As `_drive`, and it waits where a call's state is not known."""
+        frames: list[tuple[SerialContext, Key, Any]] = []
+        try:
+            while True:
+                self._check_await(context, awaited, len(frames))
+                self._store(context, key, before)
+                self._keep_waiting(context)
+                frames.append((context, key, coroutine))
+                context, key, coroutine = awaited.entry.context, awaited.key, None
+                if awaited.entry.lacks(key):
+                    yield awaited.entry, key
+                context.key, before = key, awaited.entry.find(key)
+                context._state = before
+                answer = awaited.entry.run(*awaited.args)
+                if not awaited.entry.is_plain:
+                    coroutine, answer = answer, None
+                while True:  # until somebody awaits again
+                    if coroutine is not None:
+                        try:
+                            awaited = coroutine.send(answer)
+                            break
+                        except StopIteration as stop:
+                            answer = stop.value
+                    if not frames:
+                        return before, answer
+                    self._store(context, key, before)
+                    answer = self.values.unseal(self.values.seal(answer))
+                    context, key, coroutine = frames.pop()
+                    context._state = before = context._entry.find(key)
+        except BaseException:
+            self._break_off(context, key, coroutine, frames)
+            raise
 
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         super()._check_await(context, awaited, depth)

@@ -19,18 +19,27 @@ Never here: sockets, terms, when an epoch is final.
 
 from __future__ import annotations
 
+import functools
 import heapq
+from collections.abc import Iterator
 from typing import Any
 
 from headrace.core import order
-from headrace.core.chain import NOT_YET, Call, Caller, Frame, locate, new_call, value_before
+from headrace.core.chain import NOT_YET, PREDICTED, Call, Caller, Frame, locate, new_call, value_before
 from headrace.core.changelog import Changed, Changes
 from headrace.core.exchange import Part, Turn
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
 from headrace.core.program import MISSING, Entry, Program
 from headrace.core.repair import Repair
+from headrace.wire.messages import Answered
 from headrace.wire.values import HIGH, LOW, Key
+
+
+@functools.cache
+def sent_by_root(worker: int) -> list[bytes]:
+    """The places of the first one-way calls of roots on this worker, by number."""
+    return [b"", *(order.sent(order.ROOT, n, worker) for n in range(1, 256))]
 
 
 class OrderedExecutor(Repair):
@@ -40,7 +49,7 @@ class OrderedExecutor(Repair):
         super().__init__(program, me)
         self.parts: dict[int, Part] = {}  # in order
         self.predictions: Predictions = {}
-        self.sent_by_root = [b"", *(order.sent(order.ROOT, n, me) for n in range(1, 256))]
+        self.sent_by_root = sent_by_root(me)
 
     def place(self, shards: ShardMap) -> None:
         self.shards = shards
@@ -56,6 +65,12 @@ class OrderedExecutor(Repair):
             if entry.sealed is not entry and entry.lessons is None and entry not in self.predictions:
                 entry.lessons = Lessons(self.program.config.predict_after_runs)
 
+    def decreed(self, entry: Entry, why: str) -> Entry:
+        """The entry for a transaction that aborts by decree."""
+        entry = entry.decreed(why)
+        entry.bind(self._context(entry))
+        return entry
+
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def begin(self, part: Part) -> None:
@@ -63,7 +78,7 @@ class OrderedExecutor(Repair):
 
     def work(self, budget: int) -> None:
         """A slice of what there is to do: what is lowest first."""
-        for part in self.parts.values():
+        for part in self._open_parts():
             while part.at < len(part.rows):
                 while self.lowest() and self.heap[0][0] < part.rows[part.at][:2]:
                     if budget <= 0:
@@ -78,7 +93,14 @@ class OrderedExecutor(Repair):
             self.repair()
 
     def has_work(self) -> bool:
-        return self.lowest() > 0 or any(part.at < len(part.rows) for part in self.parts.values())
+        return self.lowest() > 0 or any(part.at < len(part.rows) for part in self._open_parts())
+
+    def _open_parts(self) -> Iterator[Part]:
+        """Epochs whose rows may start: those behind one that is going to be gathered wait for it."""
+        for part in self.parts.values():
+            yield part
+            if part.suspects:
+                return
 
     def is_idle(self, part: Part) -> bool:
         lowest = self.lowest()
@@ -101,6 +123,8 @@ class OrderedExecutor(Repair):
     def _run_row(self, part: Part, row: Turn) -> list[Turn]:
         """Returns what it calls here and is next."""
         tid, place, entry, key, args = row
+        if part.suspects and tid in part.suspects:
+            return []  # it will be gathered
         if part.overruled and (tid, place) in part.overruled and place is not order.ROOT:
             return []
         call = self._run_in_turn(part, tid, place, entry, key, args)
@@ -112,8 +136,9 @@ class OrderedExecutor(Repair):
                 if transaction.queue or transaction.is_marked or entry.lessons is not None:
                     self._complete(part, call, call.result)
                 else:
-                    call.answered = call.result
-                    self._answer(part, call)
+                    call.answered = result = call.result
+                    answer = Answered(tid, order.ROOT, place[1], PREDICTED, result)  # predicted calls are few: one byte
+                    self.tell(part, call.caller[0], answer)  # type: ignore[index]
                 return []
             if entry.lessons is not None or transaction.is_marked:
                 self._returned(part, call)
@@ -156,8 +181,8 @@ class OrderedExecutor(Repair):
                     is_waiting, result = True, NOT_YET
                 except StopIteration as returned:
                     result = returned.value
-            is_small = type(result) is int and result < HIGH and result > LOW
-            if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
+            is_large = type(result) is not int or result >= HIGH or result <= LOW
+            if is_large and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
                 result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
         except BaseException as error:
             call = self._registered(part, tid, place, entry, key, args)
@@ -182,9 +207,10 @@ class OrderedExecutor(Repair):
             else:
                 table[key] = state
         if not context._read:
-            if context._deltas:
-                call.deltas = context._deltas
-            elif state is before:
+            deltas = context._deltas
+            if deltas:
+                call.deltas = deltas
+            elif deltas is not None:  # neither put nor merged: what it leaves is what it saw
                 call.read = True
         calls = part.calls.get(tid)
         if calls is None and self.calls_max >= self.workers:
@@ -194,11 +220,15 @@ class OrderedExecutor(Repair):
             self._count_calls(part, tid, 2)
         else:
             self._register(part, call)
+        if caller is not None:
+            call.caller = caller
+        elif place is order.ROOT:
+            if is_waiting and part.predictions:
+                self._predict(part, call)
+        elif place[0] == 1:
+            call.caller = (part.owner(tid), 1, 1, PREDICTED)
         if is_waiting:
-            self._expect(part, call, caller)
             self._begin_waiting(part, call, context, coroutine, awaited)
-        elif caller is not None or (place[0] == 1 and place is not order.ROOT):
-            self._expect(part, call, caller)
         return call
 
     def _returned(self, part: Part, call: Call) -> None:
@@ -216,22 +246,28 @@ class OrderedExecutor(Repair):
         elif place is order.ROOT:
             self._predict(part, call)
         elif place[0] == 1:
-            call.caller = (part.owner(tid), 1, 1, 1)
+            call.caller = (part.owner(tid), 1, 1, PREDICTED)
 
     def _predict(self, part: Part, call: Call) -> None:
         """Calls of a root that other workers run without being told count as made."""
         for template in part.predictions.get(call.entry, ()):
             made = template.fill(call.key, call.args)
-            if made is not None and self._owner(made[1], made[2]) != self.me:
+            if made is None:
+                continue
+            is_awaited, entry, key, _ = made
+            if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) != self.me:
+                n = template.n
                 if call.made is None:
-                    call.made = {}
-                call.made[template.n] = made
-                if template.is_awaited:
+                    call.made = {n: made}
+                else:
+                    call.made[n] = made
+                if is_awaited:
                     if call.frame is None:
-                        call.frame = Frame()
-                    early = part.early_answers.get(call.order[0])
-                    if early is not None and template.n in early:
-                        call.frame.answers[template.n] = early[template.n]
+                        call.frame = Frame(PREDICTED)
+                    if part.early_answers:
+                        early = part.early_answers.get(call.order[0])
+                        if early is not None and n in early:
+                            call.frame.answers[n] = early[n]
 
     def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
         made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
@@ -246,8 +282,10 @@ class OrderedExecutor(Repair):
         they were predicted. What was predicted otherwise goes the long way."""
         queue, me = self.transaction.queue, self.me
         tid, place = call.order
+        if len(queue) > part.tries_max:
+            self._hold(part, tid)
         if part.suspects and tid in part.suspects:
-            return []  # it will be run alone
+            return []  # it will be gathered
         is_root = place is order.ROOT
         templates = part.predictions.get(call.entry, ()) if is_root else ()
         predicted, told = len(templates), []
@@ -317,19 +355,13 @@ class OrderedExecutor(Repair):
     # --- the end of calls and epochs ----------------------------------------------------------------------------------
 
     def install(self, part: Part, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
-        """A write of a transaction that ran alone."""
+        """What a stretch that ends with this TID left of an entity."""
         call = new_call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
         self._keep(part, call)
         chain, at = self._link(call, call)
         call.seen, call.new = value_before(chain, at, tid, self.aborted), state
         call.read = call.must_run = False
         self._ripple(call, chain, at)
-
-    def done(self, part: Part, tid: int, entry: Entry, key: Key, result: Any) -> None:
-        """The root of a transaction that ran alone: it only stands for the result."""
-        call = new_call((tid, order.ROOT), entry, key, ())
-        self._keep(part, call)
-        call.result, call.must_run = result, False
 
     def let_all_go(self) -> None:
         """Nothing that has begun is going to end."""
@@ -371,16 +403,14 @@ class OrderedExecutor(Repair):
             return
         last = part.tids[-1]
         for chains in self.chains.values():
-            alive = {
-                key: chain
-                for key, chain in chains.items()
-                if (chain[-1] if type(chain) is list else chain).order[0] > last
-            }
-            for chain in alive.values():
-                if type(chain) is list and chain[1].order[0] <= last:
+            for key, chain in list(chains.items()):
+                if type(chain) is not list:
+                    if chain.order[0] <= last:
+                        del chains[key]
+                elif chain[-1].order[0] <= last:
+                    del chains[key]
+                elif chain[1].order[0] <= last:
                     at = locate(chain, (last + 1, b""))
                     chain[0] = value_before(chain, at, 0, self.aborted)
                     del chain[1:at]
-            chains.clear()
-            chains.update(alive)
         self.aborted.difference_update(part.tids)

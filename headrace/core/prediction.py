@@ -27,7 +27,19 @@ Source = int | list[Any]
 class Template:
     """One predicted call of a function."""
 
-    __slots__ = ("args", "constant", "entry", "is_awaited", "is_bare", "is_fit", "key", "n", "needs", "places")
+    __slots__ = (
+        "args",
+        "constant",
+        "entry",
+        "is_awaited",
+        "is_bare",
+        "is_fit",
+        "is_simple",
+        "key",
+        "n",
+        "needs",
+        "places",
+    )
 
     def __init__(self, n: int, is_awaited: bool, entry: Entry, key: Source, args: list[Source]) -> None:
         self.n, self.is_awaited, self.entry, self.key, self.args = n, is_awaited, entry, key, args
@@ -40,6 +52,7 @@ class Template:
         self.needs = 1 + max(
             [SELF, *(source for source in (key, *args) if type(source) is int)]
         )  # arguments of the caller
+        self.is_simple = self.is_fit and type(key) is int and key >= 0  # only the target depends on the call
 
     def place(self, worker: int) -> bytes:
         """Where the call stands if the root is this worker's."""
@@ -53,6 +66,10 @@ class Template:
         """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""
         if len(args) < self.needs:
             return None
+        if self.is_simple:
+            target = args[self.key]  # type: ignore[index]
+            if type(target) is int and target < HIGH and target > LOW:
+                return (self.is_awaited, self.entry, target, self.constant)  # type: ignore[return-value]
         source = self.key
         target = args[source] if type(source) is int and source >= 0 else value_of(source, key, args)
         if type(target) is int:

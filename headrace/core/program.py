@@ -74,11 +74,11 @@ class Program:
         app: App,
         config: Config,
         like: Program | None = None,
-        table: Callable[[str], Table] = lambda operator: {},
+        base: Callable[[str], Table] = lambda operator: {},
         over: Program | None = None,
     ) -> None:
         """`like` is a program of the same app and configuration, whose work need not be done again; `over` is one whose
-        state this one shares."""
+        state this one shares; `base` makes the lower layer of an operator."""
         self.app, self.config = app, config
         self.seed: int = over.seed if over is not None else like.seed if like is not None else 0
         self.operators = {**app.operators, BUILT_IN.name: BUILT_IN}
@@ -94,9 +94,8 @@ class Program:
         self.sharing: WeakSet[Program] = over.sharing if over is not None else WeakSet()
         if over is None:
             for name in self.operators:
-                self.tables[name], self.bases[name] = table(name), {}
-                if (name == BUILT_IN.name or self.operators[name].ttl_us) and type(self.tables[name]) is dict:
-                    self.tables[name] = Noted()
+                is_noted = name == BUILT_IN.name or self.operators[name].ttl_us is not None
+                self.tables[name], self.bases[name] = Noted() if is_noted else {}, base(name)
         noted = {name: table.changed for name, table in self.tables.items() if isinstance(table, Noted)}
         self.later: dict[str, dict[Key, None]] = noted  # what was written of what is to happen later, or to expire
         self.sharing.add(self)
@@ -393,6 +392,10 @@ class Entry:
         """The sealed state of an entity, or MISSING: for those of which `table.get(key)` says None."""
         state = self.table.get(key, NOWHERE)
         return self.base.get(key, MISSING) if state is NOWHERE else state
+
+    def lacks(self, key: Key) -> bool:
+        """Is the entity's state to be found first? So it may be where state is lent."""
+        return type(self.base) is not dict and key not in self.table and self.base.lacks(key)  # type: ignore[attr-defined]
 
     def store(self, key: Key, state: Any) -> None:
         if self.written is not None:

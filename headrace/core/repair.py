@@ -21,6 +21,7 @@ from headrace.core import order
 from headrace.core.chain import (
     NOT_YET,
     NOTHING,
+    PREDICTED,
     Call,
     Caller,
     Chain,
@@ -43,7 +44,7 @@ from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING, Entry, Program
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failed, Failure
-from headrace.wire.values import Key, shown, size_of
+from headrace.wire.values import HIGH, LOW, Key, shown, size_of
 
 NESTED_MAX = 16
 
@@ -60,8 +61,9 @@ class Repair(Exchange):
         self.heap: list[tuple[tuple[int, bytes], int, Record]] = []
         self.pushed = 0
         self.running = 0
-        self.ran = self.ran_again = 0
+        self.ran = self.repairs = self.waits = 0
         self.nested = 0  # calls that run within others now
+        self.attempts = PREDICTED  # tries of awaited calls so far
         self.spare: dict[Entry, list[OrderedContext]] = {}  # contexts
         self.learned: list[Any] = []  # templates that nobody has been told of
         self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.operators.values()}
@@ -178,7 +180,8 @@ class Repair(Exchange):
 
     def _run(self, part: Part, call: Call) -> None:
         """Run a call from its start."""
-        self.ran_again += call.is_linked
+        if call.is_linked and not self._count_vain(part, call.order[0]):
+            return
         call.must_run = False
         if type(call.made) is list:
             call.made = by_number(call.made)
@@ -247,11 +250,13 @@ class Repair(Exchange):
                 awaited = coroutine.send(answer)
                 self._check_await(call, context, awaited)
             except StopIteration as stop:
-                try:
-                    result = self._sealed(call, stop.value)
-                except BaseException as error:
-                    self._fail(part, call, n, before, error, context, None)
-                    return
+                result = stop.value
+                if type(result) is not int or result >= HIGH or result <= LOW:
+                    try:
+                        result = self._sealed(call, result)
+                    except BaseException as error:
+                        self._fail(part, call, n, before, error, context, None)
+                        return
                 self._close(call, n, context, before)
                 if frame is not None:
                     frame.is_running = False
@@ -277,7 +282,7 @@ class Repair(Exchange):
         """A call awaits another: make it. Returns its number if the answer is known; else 0, and the caller waits."""
         frame, queue = call.frame, self.transaction.queue
         if frame is None:
-            frame = call.frame = Frame()
+            frame = call.frame = Frame(self._new_attempt())
         frame.is_running = True
         entry, key, args = awaited.entry, awaited.key, awaited.args
         queue.append((entry, key, args, True))
@@ -286,13 +291,11 @@ class Repair(Exchange):
         made = call.made
         if made is None:
             made = call.made = {}
-        if n in made:
-            old = made[n]
+        old = made.get(n)
+        if old is not None:
             if not old[0] or old[1] is not entry or old[2] is not key or old[3] is not args:
                 self._later(self._await(part, call, frame, n, (True, entry, key, args)))
         elif self.nested < NESTED_MAX and self._owner(entry, key) == self.me and call.order[0] not in part.suspects:
-            if n in frame.attempts:
-                frame.make_again(n)
             made[n] = (True, entry, key, args)
             self._run_within(part, call, n, context)
         else:
@@ -324,7 +327,8 @@ class Repair(Exchange):
                 self._run(part, callee)
         elif callee.frame is None and callee.failure is None:
             frame.answers[n] = callee.result
-            self._returned(part, callee)
+            if entry.lessons is not None or transaction.is_marked:
+                self._returned(part, callee)
             if transaction.queue:
                 self._dispatch_sent(part, callee, transaction.queue)
         self.nested -= 1
@@ -363,7 +367,7 @@ class Repair(Exchange):
     def _state_after(self, call: Call, n: int) -> Any:
         """What a call sees when its call number `n` has been answered."""
         chain = call.entry.chains[call.key]
-        if chain is call:
+        if (chain[-1] if type(chain) is list else chain) is call:
             return call.new
         tid, place = call.order
         return value_before(chain, locate(chain, (tid, order.after(place, n))), tid, self.aborted)
@@ -385,8 +389,9 @@ class Repair(Exchange):
     def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
         """A part of a call has ended well: note what it saw and left, and tell those above."""
         new, deltas, read = context._state, context._deltas, context._read
-        if n and n not in call.frame.segments and new is before and not read and not deltas:  # type: ignore[union-attr]
-            return  # it did not touch the state
+        is_untouched = not read and deltas == ()  # after a put they are None, also if it put what was there
+        if n and is_untouched and n not in call.frame.segments:  # type: ignore[union-attr]
+            return
         record = self._record(call, n)
         if not record.is_linked:
             chain, at = self._link(record, call)
@@ -395,7 +400,7 @@ class Repair(Exchange):
             at = locate(chain, record.order)
         was = record.new
         record.seen, record.new = before, new
-        record.read = read or (new is before and not deltas)
+        record.read = read or is_untouched
         if deltas and not read:
             record.deltas = deltas
         elif record.deltas:
@@ -415,7 +420,8 @@ class Repair(Exchange):
             self._mend(part, call)
         if part.queued:
             part.queued.get(tid, {}).pop(call.order[1], None)
-        self._dispatch_sent(part, call, transaction.queue)
+        if transaction.queue or call.made is not None:
+            self._dispatch_sent(part, call, transaction.queue)
         if call.caller is not None and not (call.answered is not NOT_YET and same(call.answered, call.result)):
             call.answered = call.result
             self._answer(part, call)
@@ -504,16 +510,16 @@ class Repair(Exchange):
         old = made.get(n)
         if old is not None and same_call(old, wanted):
             return None
-        frame.answers.pop(n, None)
-        if old is not None or n in frame.attempts:
-            frame.make_again(n)
+        if old is not None:
+            frame.renew(n, self._new_attempt())
         return self._replace(part, call, n, old, wanted)
 
     def _suspend(self, part: Part, call: Call, frame: Frame, n: int, context: OrderedContext, coroutine: Any) -> None:
         transaction = self.transaction
         frame.coroutine, frame.context, frame.waits_for, frame.is_running = coroutine, context, n, False
         frame.queue = transaction.queue.copy()
-        self._count_queued(part, call, sum(len(each) == 3 for each in frame.queue))  # not those that are awaited
+        if len(frame.queue) > len(frame.awaited):  # some are one-way
+            self._count_queued(part, call, len(frame.queue) - len(frame.awaited))
         if transaction.is_marked:
             frame.unawaited, transaction.unawaited = transaction.unawaited, {}
             self._count_marks(part, call.order[0], transaction)
@@ -544,7 +550,6 @@ class Repair(Exchange):
         transaction.queue[:] = frame.queue or ()
         if frame.unawaited:
             transaction.unawaited, transaction.is_marked, frame.unawaited = frame.unawaited, True, NOTHING
-        self.ran += 1
         self.running = call.order[0]
         before = self._state_after(call, n)
         self._hand(context, before)
@@ -583,12 +588,6 @@ class Repair(Exchange):
                     while at + 1 < len(chain) and chain[at + 1].order[0] == tid:
                         at += 1
                     self._ripple(call, chain, at)
-
-    def decreed(self, entry: Entry, why: str) -> Entry:
-        """The entry for a transaction that aborts by decree."""
-        entry = entry.decreed(why)
-        entry.bind(self._context(entry))
-        return entry
 
     def _context(self, entry: Entry) -> OrderedContext:
         kind = OrderedContext if entry.operator.ttl_us is None else ExpiringOrdered

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from headrace.core.builtin import BUILT_IN
 from headrace.core.egress import Submission
 from headrace.core.engine import Engine
 from headrace.core.epoch import CLOSED, Batch, Epoch
@@ -87,7 +88,9 @@ def replay(engine: Engine, left: Left) -> None:
                     if record.number > left.epoch:
                         batches[piece.source][1].add(record, start, start + piece.size)
                 elif piece.is_own and record.number > left.epoch:
-                    engine.deferred.fired.update(map(str, record.keys[start : start + piece.size]))
+                    rows = range(start, start + piece.size)
+                    own = (str(record.keys[row]) for row in rows if record.entries[row].function.operator is BUILT_IN)
+                    engine.deferred.fired.update(own)
             if record.number > left.epoch:
                 record.limits = None if limits == engine.config.limits() else limits
                 epochs.append(record)

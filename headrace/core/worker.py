@@ -1,6 +1,6 @@
 """A worker, as a pure state machine: it owns shards and runs its part of every epoch.
 
-    Run ──► roots in TID order, calls as they come, repair ──► Idle ──► (Alone ──► Idle)* ──► Final
+    Run ──► roots in TID order, calls as they come, repair ──► Idle ──► (Gather ──► Idle)* ──► Final
 
 Rules:
 1. A report that it is idle says what it sent and received for the epoch on each channel; it makes one only when it has
@@ -16,30 +16,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable
-from functools import partial
+from itertools import repeat
 from typing import Any
 
 from headrace.config import Config
 from headrace.core import order
-from headrace.core.alone import Entity, RunAlone
-from headrace.core.chain import NOT_YET, locate, value_before
-from headrace.core.changelog import Changes
+from headrace.core.chain import NOT_YET
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
-from headrace.core.exchange import Part
+from headrace.core.exchange import Caps, Part
 from headrace.core.execution import SerialExecutor
+from headrace.core.gathering import COORDINATOR, DECREE, Gathering
 from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import read_templates
 from headrace.core.program import MISSING, Program
+from headrace.core.progress import Progress
 from headrace.core.shares import add_share, split_share
 from headrace.errors import BadMessage
 from headrace.model.app import App
 from headrace.wire.messages import (
     PART_BYTES_MAX,
-    Alone,
-    AloneRows,
     Asked,
     Begin,
     Body,
@@ -47,55 +44,43 @@ from headrace.wire.messages import (
     Entities,
     Failure,
     Final,
+    Gather,
     Idle,
     Installed,
     Lent,
     Made,
-    Need,
+    Respond,
     Results,
     Run,
     Show,
     Shown,
+    StretchRows,
     Traffic,
     changes_in_parts,
+    has_large,
     in_parts,
     in_pieces,
 )
 from headrace.wire.values import size_of
 
-COORDINATOR = 0
-DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
-
-
-ALONE = frozenset((Asked, Installed, Lent))  # rows about a transaction that runs alone
+STRETCH_ROWS = frozenset((Asked, Installed, Lent))
 
 Event = Received | Tick
 Effect = Send | SetTimer
 
 
-class Progress:
-    """How far an epoch has come on this worker, and what went over which channel."""
-
-    def __init__(self, run: Run | None, workers: int) -> None:
-        self.run = run
-        self.sent = [0] * (workers + 1)
-        self.received = [0] * (workers + 1)
-        self.is_reported = False
-        self.report_at_us: int | None = None  # a report that waits
-        self.shares: set[int] | None = None  # of a lone epoch: what this worker holds
-        self.mine: list[int] = []  # TIDs of own roots
-        self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
-        self.later: list[tuple[Any, Any]] = []  # and what changed of what is to happen later
-        self.changes: Changes = {}  # in the serial mode
-        self.alone: RunAlone | None = None
-        self.needs: list[Need] = []  # of what ran alone
-        self.epoch: Epoch | None = None  # in the serial mode, while it waits for the response to an external call
-        self.missing_lenders: set[int] = set()
-        self.lent_early: list[tuple[int, Any]] = []  # before the own `Alone` came
-
-
-class Worker:
-    def __init__(self, app: App, config: Config, number: int, like: Program | None = None, term: int = 1) -> None:
+class Worker(Gathering):
+    def __init__(
+        self,
+        app: App,
+        config: Config,
+        number: int,
+        like: Program | None = None,
+        term: int = 1,
+        caps: Caps = Caps(),
+    ) -> None:
+        super().__init__()
+        self.caps = caps
         self.app, self.config, self.me = app, config, number
         self.program = self.like = Program(app, config, like)
         self.limits: dict[str, int] | None = None  # of the epochs that run now, where they are not those of `config`
@@ -104,7 +89,7 @@ class Worker:
         self.serial = SerialExecutor(self.program)
         self.ordered = OrderedExecutor(self.program, number)
         self.mode = "serial"
-        self.workers, self.alone_tid = 1, 0
+        self.workers = 1
         self.predicted = self.rows_told = 0
         self.final_epoch = 0  # of this term
         self.is_ready = False
@@ -115,26 +100,34 @@ class Worker:
     @property
     def running(self) -> int:
         """The TID whose function runs now, 0 if none."""
-        return self.ordered.running or self.alone_tid or self.serial.running
+        gathered = 0 if self.stretch is None else self.stretch.running
+        return self.ordered.running or gathered or self.serial.running
 
     def step(self, now_us: int, event: Event) -> list[Effect]:
         effects: list[Effect] = []
         if isinstance(event, Received):
             frame = event.frame
-            if frame.term > self.channels.term and frame.source == COORDINATOR and isinstance(frame.body, Begin):
+            begins = frame.term > self.channels.term and frame.source == COORDINATOR and isinstance(frame.body, Begin)
+            if begins:
                 self._void(frame.term)
-            for body in self.channels.receive(now_us, frame):
-                self._take(now_us, frame.source, body, effects)
+            for each in (frame, *self.channels.take_ahead()) if begins else (frame,):
+                for body in self.channels.receive(now_us, each):
+                    self._take(now_us, each.source, body, effects)
         self.ordered.work(self.config.slice_calls_max)
+        self._run_stretch(now_us, effects)
         self._flush(now_us, effects)
         effects += self.channels.upkeep(now_us)
-        due_us = now_us if self.ordered.has_work() else self.channels.next_due_us()
+        due_us = now_us if self.has_work() else self.channels.next_due_us()
         for progress in self.progress.values():
             if progress.report_at_us is not None:
                 due_us = progress.report_at_us if due_us is None else min(due_us, progress.report_at_us)
         if due_us is not None:
             effects.append(SetTimer(due_us))
         return effects
+
+    def has_work(self) -> bool:
+        """Is there anything to do without a message?"""
+        return self.ordered.has_work() or self._gatherer() is not None
 
     def _void(self, term: int) -> None:
         """A new term: forget everything."""
@@ -171,8 +164,10 @@ class Worker:
             self._take_run(body)
         elif isinstance(body, Final):
             self._finish(now_us, body.epoch, effects)
-        elif isinstance(body, Alone):
-            self._take_alone(body)
+        elif isinstance(body, Gather):
+            self._take_gather(body)
+        elif isinstance(body, Respond):
+            self._go_on_with(body)
         elif isinstance(body, Show):
             self._show(now_us, body, effects)
         else:
@@ -230,6 +225,23 @@ class Worker:
             epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
         self._go_on_serially(epoch, progress)
 
+    def _go_on_with(self, respond: Respond) -> None:
+        """A transaction waits for the response to an external call: here it is."""
+        progress = self.progress.get(respond.epoch)
+        if progress is None or not progress.needs or progress.needs[0].tid != respond.tid:
+            raise BadMessage(f"TID {respond.tid} of epoch {respond.epoch} waits for no response here")
+        if progress.epoch is None:
+            self._take_respond(progress, respond)
+            return
+        progress.received[COORDINATOR] += 1
+        progress.is_reported = False
+        epoch = progress.epoch
+        epoch.responses.update({(respond.tid, response.call): response for response in respond.responses})
+        self._go_on_serially(epoch, progress)
+        held, self.held = self.held, deque()
+        for run in held:
+            self._take_run(run)
+
     def _go_on_serially(self, epoch: Epoch, progress: Progress) -> None:
         """From where it stopped, to the end or to an external call whose response is not known."""
         need = self.serial.run(epoch, len(epoch.results))
@@ -250,11 +262,16 @@ class Worker:
             if isinstance(functions, int)
             else [numbered[number] for number in functions]
         )
-        owners = [
-            entry.owners.get(key) or owner_of(entry.operator, key) for entry, key in zip(entries, run.keys, strict=True)
-        ]
+        owners: list[Any] = [None]
+        if isinstance(functions, int):  # then most are known
+            owners = list(map(numbered[functions].owners.get, run.keys))
+        if None in owners:
+            owners = [
+                entry.owners.get(key) or owner_of(entry.operator, key)
+                for entry, key in zip(entries, run.keys, strict=True)
+            ]
         predictions = {} if run.is_lone else self.ordered.predictions
-        part = Part(run.epoch, tids, owners, predictions, run.time_us)
+        part = Part(run.epoch, tids, owners, predictions, run.time_us, self.caps)
         poisoned, suspects = set(run.poisoned), set(run.suspects)
         part.suspects |= suspects
         special = poisoned | suspects
@@ -266,14 +283,14 @@ class Worker:
                     rows.append((tid, root, entry, key, args))
                 elif tid in poisoned:
                     rows.append((tid, root, self.ordered.decreed(entry, DECREE), key, args))
-            elif entry in predictions and (not special or tid not in special):
-                for template in predictions[entry]:
+            elif predictions and (not special or tid not in special):
+                for template in predictions.get(entry, ()):
                     call = template.fill(key, args)
                     if call is not None:
                         _, called, target, given = call
                         if (called.owners.get(target) or owner_of(called.operator, target)) == me:
                             rows.append((tid, template.place(owner), called, target, given))
-        self.predicted += len(rows) - len(mine)
+                            self.predicted += 1
         return part
 
     def _check_epoch(self, epoch: int, source: int) -> None:
@@ -293,7 +310,7 @@ class Worker:
         progress = self.progress.get(traffic.epoch)
         if progress is None and traffic.lone is not None and self.is_ready:
             tid, owner, time_us = traffic.lone
-            part = Part(traffic.epoch, range(tid, tid + 1), [owner], {}, time_us)
+            part = Part(traffic.epoch, range(tid, tid + 1), [owner], {}, time_us, self.caps)
             progress = self.progress[traffic.epoch] = Progress(None, self.workers)
             progress.shares = set()
             if self.mode != "ordered":
@@ -311,11 +328,11 @@ class Worker:
             add_share(progress.shares, traffic.share)
         part = self.ordered.parts[traffic.epoch]
         rows = traffic.rows
-        if ALONE.isdisjoint(map(type, rows)):
+        if STRETCH_ROWS.isdisjoint(map(type, rows)):
             self.ordered.hear(part, source, rows)
         else:
-            self.ordered.hear(part, source, [row for row in rows if type(row) not in ALONE])
-            self._take_lent(part, progress, source, [row for row in rows if isinstance(row, AloneRows)])
+            self.ordered.hear(part, source, [row for row in rows if type(row) not in STRETCH_ROWS])
+            self._take_stretch_rows(part, progress, source, [row for row in rows if isinstance(row, StretchRows)])
 
     def _finish(self, now_us: int, epoch: int, effects: list[Effect]) -> None:
         if epoch not in self.progress:
@@ -361,7 +378,8 @@ class Worker:
             part.outbox.clear()
         for number, progress in self.progress.items():
             if progress.result is None:
-                if progress.alone is not None or not self.ordered.is_idle(self.ordered.parts[number]):
+                is_gathered = progress.gather is not None or progress.lent_early  # its own `Gather` is on its way
+                if is_gathered or not self.ordered.is_idle(self.ordered.parts[number]):
                     return
                 if not progress.is_reported and self._is_time(now_us, self.ordered.parts[number], progress):
                     self._report(now_us, number, progress, effects)
@@ -372,8 +390,9 @@ class Worker:
     def _is_time(self, now_us: int, part: Part, progress: Progress) -> bool:
         """A worker whose calls wait for answers will soon have to report again: it waits a little for them, too."""
         if progress.report_at_us is None:
-            if all(call.order[0] in self.ordered.aborted for call in part.waiting):
-                return True
+            aborted, suspects = self.ordered.aborted, part.suspects
+            if all((tid := call.order[0]) in aborted or tid in suspects for call in part.waiting):
+                return True  # they wait in vain
             progress.report_at_us = now_us + self.config.report_delay_us
         if now_us >= progress.report_at_us or not part.waiting:
             progress.report_at_us = None
@@ -392,13 +411,13 @@ class Worker:
         results: list[Any] = []
         failures: dict[int, Failure] = {}
         suspects: list[int] = []
+        held: list[int] = []
         if progress.result is not None:
             results, failures = progress.result
-            suspects = [need.tid for need in progress.needs]
         else:
             part = self.ordered.parts[number]
-            suspects = sorted(part.suspects)
-            roots = [self.ordered.root_of(part, tid) for tid in progress.mine]
+            suspects, held = sorted(part.suspects), sorted(part.held)
+            roots = map(self.ordered.root_of, repeat(part), progress.mine)
             results = [None if root is None or root.result is NOT_YET else root.result for root in roots]
             if part.failures or suspects:
                 for at, tid in enumerate(progress.mine):
@@ -410,17 +429,19 @@ class Worker:
             progress.later = self.program.show_later(lambda name, key: self._state_below((name, key), end))
         ordered = self.ordered
         stats = {
-            "ran": ordered.ran,
-            "ran_again": ordered.ran_again,
+            "ran": ordered.ran + (0 if self.stretch is None else self.stretch.executor.ran),
+            "repairs": ordered.repairs,
+            "waits": ordered.waits,
             "predicted": self.predicted,
             "rows_told": self.rows_told,
         }
-        shares = None if progress.shares is None else sorted(progress.shares)
-        if progress.shares:
+        shares = None
+        if progress.shares is not None and not progress.needs:
+            shares = sorted(progress.shares)
             progress.shares.clear()
         learned, self.ordered.learned = self.ordered.learned, []
         size, at = 0, 0
-        for end, result in enumerate(results):
+        for end, result in enumerate(results if has_large(results) else ()):
             size += size_of(result)
             if size > PART_BYTES_MAX:
                 effects.append(self.channels.send(now_us, COORDINATOR, Results(number, results[at : end + 1])))
@@ -437,123 +458,7 @@ class Worker:
             shares,
             progress.needs,
             progress.later,
+            held,
+            progress.late,
         )
         effects.append(self.channels.send(now_us, COORDINATOR, idle))
-
-    # --- transactions that run alone ----------------------------------------------------------------------------------
-
-    def _take_alone(self, alone: Alone) -> None:
-        waiting = self.progress[alone.epoch].epoch if alone.epoch in self.progress else None
-        if waiting is not None:
-            progress = self.progress[alone.epoch]
-            progress.received[COORDINATOR] += 1
-            progress.is_reported = False
-            waiting.responses.update({(alone.tid, response.call): response for response in alone.responses})
-            self._go_on_serially(waiting, progress)
-            held, self.held = self.held, deque()
-            for run in held:
-                self._take_run(run)
-            return
-        if alone.epoch not in self.ordered.parts or alone.tid not in self.ordered.parts[alone.epoch].tids:
-            raise BadMessage(f"TID {alone.tid} of epoch {alone.epoch} is to run alone, and is not under way here")
-        progress, part, tid = self.progress[alone.epoch], self.ordered.parts[alone.epoch], alone.tid
-        progress.received[COORDINATOR] += 1
-        progress.is_reported, progress.needs = False, []
-        if alone.share is not None:
-            assert progress.shares is not None
-            add_share(progress.shares, alone.share)
-        touched = part.touched.pop(tid, set()) | {
-            (call.entry.operator.name, call.key) for call in self.ordered.calls_of(part, tid).values()
-        }
-        self.ordered.forget(part, tid)
-        part.suspects.discard(tid)
-        if part.owner(tid) == self.me:
-            own = partial(self._own_state, tid=tid)
-            progress.alone = RunAlone(self.program, own, tid, part.time_us, alone.responses)
-            progress.missing_lenders = set(alone.lenders) - {self.me}
-            early, progress.lent_early = progress.lent_early, []
-            for source, row in early:
-                self._take_lent(part, progress, source, [row])
-            if progress.alone is not None:
-                self._try_alone(part, progress)
-        else:
-            lent = [(*entity, self._state_below(entity, tid)) for entity in sorted(touched, key=repr)]
-            self.ordered.tell(part, part.owner(tid), Lent(tid, lent))
-
-    def _take_lent(self, part: Part, progress: Progress, source: int, rows: list[AloneRows]) -> None:
-        for row in rows:
-            tid = row.tid
-            if isinstance(row, Asked):
-                lent = [(*entity, self._state_below(entity, tid)) for entity in row.entities]
-                self.ordered.tell(part, source, Lent(tid, lent))
-            elif isinstance(row, Installed):
-                self._install(part, tid, row.entities)
-            elif progress.alone is None or progress.alone.tid != tid:
-                progress.lent_early.append((source, row))
-            else:
-                for operator, key, state in row.entities:
-                    progress.alone.lend(operator, key, state)
-                progress.missing_lenders.discard(source)
-        if progress.alone is not None and rows:
-            self._try_alone(part, progress)
-
-    def _try_alone(self, part: Part, progress: Progress) -> None:
-        alone, run = progress.alone, progress.run
-        assert alone is not None
-        assert run is not None
-        if progress.missing_lenders:
-            return
-        tid = alone.tid
-        at = part.tids.index(tid)
-        number = run.functions if isinstance(run.functions, int) else run.functions[at]
-        self.alone_tid = tid
-        outcome = alone.run(number, run.keys[at], run.args[at], DECREE if tid in run.poisoned else None)
-        self.alone_tid = 0
-        if outcome is None:
-            for owner, entities in self._by_owner(alone.wanted).items():
-                progress.missing_lenders.add(owner)
-                self.ordered.tell(part, owner, Asked(tid, entities))
-            return
-        progress.alone = None
-        if isinstance(outcome, Need):
-            progress.needs.append(outcome)
-            part.suspects.add(tid)
-            return
-        result, failure = outcome
-        self.ordered.done(part, tid, self.program.numbered[number], run.keys[at], result)
-        if failure is not None:
-            part.failures[tid] = {(order.ROOT, self.me): failure}
-        for owner, entities in self._by_owner(alone.writes()).items():
-            if owner == self.me:
-                self._install(part, tid, entities)
-            else:
-                self.ordered.tell(part, owner, Installed(tid, entities))
-
-    def _by_owner(self, entities: Iterable[Any]) -> dict[int, list[Any]]:
-        """(operator, key, ...), by the worker that owns the entity."""
-        found: dict[int, list[Any]] = {}
-        for entity in entities:
-            owner = self.ordered.shards.owner(self.program.operators[entity[0]], entity[1])
-            found.setdefault(owner, []).append(entity)
-        return found
-
-    def _install(self, part: Part, tid: int, entities: Entities) -> None:
-        """Writes of a transaction that ran alone become records of its TID."""
-        for n, (operator, key, state) in enumerate(entities, start=1):
-            entry = next(entry for entry in self.program.numbered if entry.operator.name == operator)
-            self.ordered.install(part, tid, n, entry, key, MISSING if state == MISSING else state)
-
-    def _own_state(self, entity: Entity, tid: int) -> Any:
-        operator, key = entity
-        if self.ordered.shards.owner(self.program.operators[operator], key) != self.me:
-            raise LookupError(entity)
-        return self._state_below(entity, tid)
-
-    def _state_below(self, entity: Entity, tid: int) -> Any:
-        operator, key = entity
-        chain = self.ordered.chains[self.program.operators[operator]].get(key)
-        if chain is None:
-            return self.program.state(operator, key)
-        if type(chain) is not list:
-            return chain.seen if chain.order[0] >= tid else self.program.state(operator, key)
-        return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)

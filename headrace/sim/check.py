@@ -5,6 +5,7 @@ The others (answers that differ, terms out of order, an answer nobody asked for)
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from headrace.core.builtin import BUILT_IN
@@ -13,6 +14,7 @@ from headrace.core.journal import Response
 from headrace.core.program import Program
 from headrace.sim.archive import Logbook, LogRow
 from headrace.sim.history import History, Look, Row
+from headrace.sim.later import Later
 from headrace.sim.oracle import Entity, Oracle
 from headrace.sim.workload import Spin, Workload
 from headrace.wire.messages import Failure
@@ -44,6 +46,7 @@ class Reference:
         self.responses: dict[str, Response] = {}
         self.wrong: list[str] = []
         self.moments = [Moment({}, {}, 0)]  # after each transaction, once the oracle has run it
+        self.probes: Counter[str] = Counter()  # what the oracle has seen
 
     def add(self, row: Row, limits: dict[str, int], time_us: int) -> None:
         self.rows.append(row)
@@ -132,13 +135,13 @@ def check_history(
     if wrong or reference.wrong:
         return wrong
     workload.hooks.watch(None)
-    moments = reference.moments
+    workload.hooks.has_dawdled = False  # of this transaction or one below, whose decree may have come later
+    moments, later = reference.moments, Later(workload.app.schedules.values())
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)
         oracle.depth_max = limits.get("depth_max", oracle.depth_max)
         before, written = dict(oracle.state), dict(oracle.written)
-        workload.hooks.has_dawdled = False
         expected = oracle.transact(*row.call)
         if reference.decrees is None and workload.hooks.has_dawdled and row.failure and row.failure.code == "poisoned":
             expected = ("aborted", *failure_of(row.failure))
@@ -151,12 +154,12 @@ def check_history(
             wrong.append(f"TID {row.tid} does not return, and the log has no decree about it")
         if row.answered < 1 << 62:
             wrong += check_row(row, expected, values)
+        later.hear(row, oracle.now_us, before, expected[0] != "ok")
         moments.append(Moment(oracle.state, dict(oracle.written), oracle.now_us))
         oracle.state = dict(oracle.state)
     wrong += reference.wrong
-    wrong += [
-        f"{key} was never due: {state!r}" for (name, key), state in moments[-1].state.items() if name == BUILT_IN.name
-    ]
+    wrong += later.end(moments[-1].state)
+    reference.probes = later.probes
     lives_us = {name: operator.ttl_us for name, operator in workload.app.operators.items() if operator.ttl_us}
     for look in history.looks:
         wrong += check_look(look, log, moments, lives_us, values)

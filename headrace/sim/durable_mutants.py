@@ -19,6 +19,7 @@ from headrace.durability import (
     snapshots,
     takeover,
 )
+from headrace.model import cron
 from headrace.sim.mutants import Mutant
 from headrace.sim.writers import simulate_writers
 
@@ -123,6 +124,33 @@ def describes_nothing(right: Any) -> Any:
 
 def restores_no_timers(right: Any) -> Any:
     return lambda self, described: None
+
+
+def forgets_last_moments(right: Any) -> Any:
+    def restore_(self: deferred.Deferred, described: dict[str, Any]) -> None:
+        right(self, described)
+        self.cursors.clear()
+
+    return restore_
+
+
+def awaits_one_row(right: Any) -> Any:
+    """Of several firings that a recovery finds in the log, one is waited for."""
+
+    def fired(self: deferred.Deferred, function: Any, key: Any, *given: Any) -> None:
+        right(self, function, key, *given)
+        self.fired.pop(key, None)
+
+    return fired
+
+
+def makes_up_for_all(right: Any) -> Any:
+    """Each moment that was missed is made up for, not only the last."""
+
+    def before(self: cron.Interval, at_us: int, since_us: int) -> int | None:
+        return cron.Interval.after(self, since_us) if right(self, at_us, since_us) is not None else None
+
+    return before
 
 
 def counts_from_the_start(right: Any) -> Any:
@@ -368,6 +396,10 @@ DURABLE_MUTANTS = (
     Mutant("request ids are not in the snapshot", recovery.Opened, "_replies", knows_no_replies),
     Mutant("source batches are not in the snapshot", ingress.SourceBatches, "describe", describes_nothing, 1),
     Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers, 35),
+    Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", describes_nothing, 24),
+    Mutant("a schedule forgets when it was last due", deferred.Deferred, "restore", forgets_last_moments, 4),
+    Mutant("a schedule fires twice for one moment", deferred.Deferred, "_fired", awaits_one_row, 4),
+    Mutant("a schedule makes up for every moment it missed", cron.Interval, "before", makes_up_for_all, 4),
     Mutant("the counter of TIDs is not in the snapshot", engine.Engine, "_meta", leaves_out("lc", 0), 9),
     Mutant("the number of rows is not in the snapshot", engine.Engine, "_meta", leaves_out("row", 0)),
     Mutant("TIDs begin again after a recovery", sequencing.Sequencer, "count_at", counts_from_the_start),
@@ -387,7 +419,7 @@ DURABLE_MUTANTS = (
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums, 12),
     Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards, 9),
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),
-    Mutant("what is old is deleted before the log says so", keeper.Desk, "save", deletes_at_once, 126),
+    Mutant("what is old is deleted before the log says so", keeper.Desk, "save", deletes_at_once, 1588),
     Mutant("objects of snapshots do not carry the term", manifests.Place, "_stem", writes_without_a_term),
     Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 348),
     Mutant(

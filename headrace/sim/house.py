@@ -103,6 +103,8 @@ class House:
         core = self._new_core(True, opened.seed, opened.log.term)
         world.workload.hooks.watch(None)
         opened.restore(core)
+        if core.deferred.spent:
+            world.probe("started with firings that had aborted")
         if world.workload.hooks.is_stuck:
             world.violate(f"{self.node.name} is stuck in its recovery, in a function that does not return")
         self.desk = Desk(opened)
@@ -214,6 +216,7 @@ class House:
             news = self.desk.save(first)
             if isinstance(news[0], Saved):
                 self.world.archive.saved(self, first.epoch)
+                self.world.on_saved(self)
             self._tell(news)
             self.rest.insert(0, None)
         elif first is None:

@@ -13,17 +13,19 @@ from typing import Any, NamedTuple
 
 from headrace.config import Config
 from headrace.core import (
-    alone,
     chain,
     channel,
+    contexts,
     coordinator,
     egress,
     exchange,
+    gathering,
     ingress,
     ordered,
     prediction,
     repair,
     restore,
+    stretch,
     worker,
 )
 from headrace.core.engine import Answer, Submit
@@ -33,17 +35,19 @@ from headrace.durability import log, recovery, snapshots, takeover
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.runtime.fleet import Fleet
+from headrace.sim.cases import Judge, draw_case
 from headrace.sim.run import simulate
-from headrace.wire.messages import Body, Frame
+from headrace.wire.messages import Aborted, Body, Frame, Revived
 
 MODULES = (  # they import names from each other
-    alone,
     chain,
     coordinator,
     exchange,
+    gathering,
     ordered,
     prediction,
     repair,
+    stretch,
     worker,
     restore,
     log_chain,
@@ -321,6 +325,89 @@ def installs_nothing(right: Any) -> Any:
     return lambda self: right(self)[1:]
 
 
+# --- what only large programs show ------------------------------------------------------------------------------------
+
+
+def in_a_case(seed: int) -> list[str]:
+    return Judge().judge(draw_case(seed)).violations
+
+
+def counts_tries_by_frame(right: Any) -> Any:
+    """Whoever takes a call's place begins to count anew."""
+    return lambda self, n, number: right(self, n, self.attempt(n) + 1)
+
+
+def numbers_no_try(right: Any) -> Any:
+    return lambda self: chain.PREDICTED
+
+
+def takes_any_try(right: Any) -> Any:
+    def answered(self: Any, part: Any, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Any:
+        call = self.calls_of(part, tid).get(place)
+        if call is not None and call.frame is not None:
+            attempt = call.frame.attempt(n)
+        return right(self, part, tid, place, n, attempt, result)
+
+    return answered
+
+
+def closes_over_equal_puts(right: Any) -> Any:
+    """A put after an await leaves no record if it is of the value that is there."""
+
+    def close(self: Any, call: Any, n: int, context: Any, before: Any) -> None:
+        is_equal = not context._deltas and not context._read and context._state is before
+        if not (n and is_equal and n not in call.frame.segments):
+            right(self, call, n, context, before)
+
+    return close
+
+
+def drops_equal_puts(right: Any) -> Any:
+    def put(self: Any, value: Any) -> None:
+        if type(value) is not type(self._state) or value != self._state:
+            right(self, value)
+
+    return put
+
+
+def never_holds(right: Any) -> Any:
+    def count(self: Any, part: Any, tid: int) -> bool:
+        part.vain, part.vain_of[tid] = 0, 0
+        return bool(right(self, part, tid))
+
+    return count
+
+
+def tells_aborts_twice(right: Any) -> Any:
+    """The second time, when it has been taken back."""
+
+    def tell_all(self: Any, part: Any, row: Any) -> None:
+        right(self, part, row)
+        if isinstance(row, Revived):
+            right(self, part, Aborted(row.tid))
+
+    return tell_all
+
+
+def takes_nothing_back(right: Any) -> Any:
+    return lambda self, part, call, frame, n: None
+
+
+NUMBERLESS = (Mutant("tries have no numbers", exchange.Exchange, "_new_attempt", numbers_no_try),)
+
+PROGRAM_MUTANTS = tuple(
+    mutant._replace(look=in_a_case)
+    for mutant in (
+        Mutant("tries are counted by each call", chain.Frame, "renew", counts_tries_by_frame, 328, besides=NUMBERLESS),
+        Mutant("an answer to an older try is taken", exchange.Exchange, "answered", takes_any_try, 40),
+        Mutant("an equal put leaves no record", repair.Repair, "_close", closes_over_equal_puts, 364),
+        Mutant("an equal put is dropped", contexts.OrderedContext, "put", drops_equal_puts, 308),
+        Mutant("nothing is ever held", exchange.Exchange, "_count_vain", never_holds, 73),
+        Mutant("an abort is told twice", exchange.Exchange, "_tell_all", tells_aborts_twice, 37),
+        Mutant("what is awaited no more is not taken back", repair.Repair, "_take_back", takes_nothing_back, 95),
+    )
+)
+
 MUTANTS = (
     Mutant("channels take duplicates", channel.Channels, "receive", takes_duplicates),
     Mutant("channels do not mind gaps", channel.Channels, "receive", takes_gaps, 4),
@@ -340,13 +427,15 @@ MUTANTS = (
     Mutant("those above a late call are not repaired", ordered.OrderedExecutor, "_ripple", repairs_nobody, 12),
     Mutant("aborted writes are seen", chain, "value_before", shows_aborted_writes, 16),
     Mutant("1 is True", chain, "same", says_one_is_true, look=one_becomes_true),
-    Mutant("merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 65),
+    Mutant(
+        "merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 248, look=in_a_case
+    ),
     Mutant("cancelled calls stay", ordered.OrderedExecutor, "cancel", cancels_nothing, 128),
     Mutant("a failure that was mended stays", ordered.OrderedExecutor, "mended", hears_no_mending, 16),
     Mutant("an abort is never taken back", ordered.OrderedExecutor, "revive", revives_nobody, 16),
     Mutant("an answer that changes is not heard", ordered.OrderedExecutor, "answered", answers_once, 28),
     Mutant("the last failure wins", worker.Worker, "_report", last_failure_wins, 16),
     Mutant("a busy worker says it is idle", ordered.OrderedExecutor, "is_idle", reports_while_busy, 53),
-    Mutant("who runs alone sees the future", worker.Worker, "_state_below", lends_the_latest, 7),
-    Mutant("a write of a run alone is lost", alone.RunAlone, "writes", installs_nothing, 7),
+    Mutant("who runs alone sees the future", gathering.Gathering, "_state_below", lends_the_latest, 7),
+    Mutant("a write of a run alone is lost", stretch.Stretch, "writes", installs_nothing, 7),
 )

@@ -18,6 +18,7 @@ class Nemesis:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self.rng, self.parameters = world, rng, world.parameters
         world.on_start, world.on_open, world.on_pause = self.start, self.open, self.pause_house
+        world.on_saved, self.snapshot_crashes = self.crash_after_snapshot, self.parameters.faults.snapshot_crashes
 
     def begin(self) -> None:
         faults = self.parameters.faults
@@ -141,6 +142,15 @@ class Nemesis:
                 house.node.lives = self.rng.randrange(12)
             else:
                 self._arm(house, 12)
+
+    def crash_after_snapshot(self, house: House) -> None:
+        """Rather while something has fired, aborted, and is not dropped yet: then only the snapshot knows."""
+        if not self.world.is_chaos or not self.snapshot_crashes:
+            return
+        if self.rng.random() < (0.8 if house.core.deferred.spent else 0.1):
+            self.snapshot_crashes -= 1
+            self.world.fault("coordinator crashes after a snapshot")
+            self.world.after(self.rng.randrange(1, 1_000), self.world.crash, house.node)
 
     def pause_coordinator(self) -> None:
         """Between two steps, or before one of the next operations of its store."""

@@ -82,7 +82,7 @@ class Oracle:
         where = (function.full_name, key)
         try:
             context = OracleContext(self, function, key, hops, depth)
-            result = function.body(context, *copy.deepcopy(args))
+            result = function.body(context, *copied(args))
             result = await result if inspect.iscoroutine(result) else result
             return self.carry(result) if is_seen else None
         except BaseException as error:
@@ -100,7 +100,7 @@ class Oracle:
 
     def carry(self, value: Any) -> Any:
         if self.values is None:
-            return copy.deepcopy(value)
+            return copied(value)
         return self.values.unseal(self.values.seal(value))
 
     def count(self, where: Where) -> None:
@@ -149,10 +149,19 @@ class OracleExternal:
         if oracle.failure is not None:
             raise Undone
         assert oracle.respond is not None
-        result, failure = oracle.respond(self.call, self.name, copy.deepcopy(self.args))
+        result, failure = oracle.respond(self.call, self.name, copied(self.args))
         if failure is not None:
             raise ExternalFailed(failure)
-        return copy.deepcopy(result)
+        return copied(result)
+
+
+ATOMS = frozenset((int, bool, float, str, bytes, type(None)))  # nobody can change them
+
+
+def copied(value: Any) -> Any:
+    if type(value) in ATOMS or (type(value) is tuple and ATOMS.issuperset(map(type, value))):
+        return value
+    return copy.deepcopy(value)
 
 
 class Undone(BaseException):
@@ -193,7 +202,7 @@ class OracleContext:
         return self.ttl_us is None or self.oracle.now_us < self.oracle.written[self.entity] + self.ttl_us
 
     def get(self, default: Any = None) -> Any:
-        return copy.deepcopy(self.oracle.state[self.entity] if self.is_there() else default)
+        return copied(self.oracle.state[self.entity] if self.is_there() else default)
 
     def put(self, value: Any) -> None:
         self.oracle.state[self.entity] = self.oracle.carry(value)
@@ -214,13 +223,13 @@ class OracleContext:
         self.put(self.combine(self.get(), delta) if self.is_there() else delta)
 
     def call(self, function: Any, key: Any, *args: Any) -> OracleCall:
-        return OracleCall(self, function, key, copy.deepcopy(args))
+        return OracleCall(self, function, key, copied(args))
 
     def call_async(self, function: Any, key: Any, *args: Any) -> None:
         self.oracle.count(self.where)
         if self.oracle.failure is not None:
             raise Undone
-        self.oracle.queue.append((self.oracle.find(function), key, copy.deepcopy(args), self.hop(True)))
+        self.oracle.queue.append((self.oracle.find(function), key, copied(args), self.hop(True)))
 
     def call_later(self, delay: Any, function: Any, key: Any, *args: Any) -> str:
         seconds = delay if isinstance(delay, datetime.timedelta) else datetime.timedelta(seconds=delay)
@@ -234,7 +243,7 @@ class OracleContext:
         self.call_async(builtin.drop, timer)
 
     def call_external(self, name: str, *args: Any) -> OracleExternal:
-        return OracleExternal(self, name, copy.deepcopy(args))
+        return OracleExternal(self, name, copied(args))
 
     def send_external(self, name: str, *args: Any, then: Any = None, key: Any = None) -> str:
         function = None if then is None else self.oracle.find(then).full_name

@@ -1,4 +1,4 @@
-"""A workload that reaches out of the state: time, chance, timers, external calls, state that expires."""
+"""A workload that reaches out of the state: time, chance, timers, schedules, external calls, state that expires."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 from headrace.errors import Abort, ExternalFailed
 from headrace.model.app import App
 from headrace.model.chance import is_id
+from headrace.sim.later import Ending
 from headrace.sim.workload import Call, Workload
 
 KEYS = ("a", "b", "c", 1, 2, 3)
 TTL_S = 0.05
+BEGIN_US = 1_000_000  # when a world begins
 
 
 class Outside(Workload):
@@ -25,12 +27,21 @@ class Outside(Workload):
         self.keys = rng.sample(KEYS, rng.randint(2, len(KEYS)))
         self.functions = register(app)
         self.kinds = rng.sample(sorted(KINDS), rng.randint(2, len(KINDS)))
+        self.failures = rng.choice((0.2, 0.7))  # how many of the timers abort when they fire
+        for number in range(rng.choice((0, 1, 1, 3))):
+            self._chime(rng, f"chime {number}")
+
+    def _chime(self, rng: random.Random, name: str) -> None:
+        every_us, last_us = rng.choice((20_000, 50_000, 200_000)), BEGIN_US + rng.choice((100_000, 300_000, 800_000))
+        chimed, failures = self.functions["chimed"], rng.choice((0.0, 0.3, 1.0))
+        schedule = self.app.every(every_us / 1_000_000, chimed, rng.choice(self.keys), failures, name=name)
+        self.app.schedules[name] = schedule._replace(when=Ending(every_us, last_us))
 
     def call(self, rng: random.Random) -> Call:
         key, other = rng.choice(self.keys), rng.choice(self.keys)
         name = rng.choice(self.kinds)
         delay_s = rng.choice((0.0, 0.001, 0.02, 0.1))
-        args = {"delay": delay_s, "key": other, "amount": rng.randint(1, 9), "fails": rng.random() < 0.2}
+        args = {"delay": delay_s, "key": other, "amount": rng.randint(1, 9), "fails": rng.random() < self.failures}
         return self.functions[name], key, *(args[each] for each in KINDS[name])
 
     def last_calls(self) -> list[Call]:
@@ -68,6 +79,12 @@ def register(app: App) -> dict[str, Any]:
         if fails:
             raise Abort(f"reminded of {amount}")
         add(ctx, ["reminded", amount, ctx.now.timestamp(), ctx.tid])
+
+    @thing.register
+    def chimed(ctx: Any, failures: float) -> None:
+        if ctx.random.random() < failures:
+            raise Abort(f"no chime at {ctx.now}")
+        add(ctx, ["chimed", ctx.now.timestamp(), ctx.tid])
 
     @thing.register
     def posted(ctx: Any, result: Any, error: Any) -> None:
@@ -130,4 +147,4 @@ def register(app: App) -> dict[str, Any]:
         return count
 
     found = {"look": look, "stamp": stamp, "choose": choose, "remind": remind, "forget": forget, "buy": buy}
-    return found | {"buy_for": buy_for, "post": post, "touch": touch}
+    return found | {"buy_for": buy_for, "post": post, "touch": touch, "chimed": chimed}

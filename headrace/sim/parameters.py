@@ -42,6 +42,7 @@ class Faults:
     reads: int = 0
     misbehaviour: bool = False  # functions that overrun, do not await, return what cannot be encoded
     coordinator_crashes: int = 0  # between two effects, or in the middle of an operation of its store
+    snapshot_crashes: int = 0  # of a coordinator, soon after it has saved a snapshot
     coordinator_pauses: int = 0  # somebody takes over meanwhile, and it wakes up as a zombie
     false_takeovers: int = 0  # somebody takes over while it is well
     power_losses: int = 0  # all coordinators are gone, and with them what was not synced
@@ -134,6 +135,12 @@ def draw_workload(seed: int, store: str, drawn: str) -> str:
     return "outside" if is_outside and store != "none" else drawn
 
 
+def draw_transactions(seed: int, workload: str, drawn: int) -> int:
+    """How many: of programs, at times so many that an epoch has hundreds."""
+    rng = random.Random(f"headrace {seed} transactions")
+    return rng.randint(150, 600) if workload == "programs" and rng.random() < 0.1 else drawn
+
+
 def draw_durable(seed: int) -> dict[str, Any]:
     """The faults of the coordinator and its disk, by a generator of their own."""
     rng = random.Random(f"headrace {seed} durability")
@@ -161,6 +168,15 @@ def draw_snapshots(seed: int) -> dict[str, int]:
         "snapshots_kept": rng.choice((1, 2, 3)),
         "segment_bytes_max": rng.choice((1, 2_000, 20_000, 64 << 20)),
     }
+
+
+def draw_late(seed: int) -> tuple[dict[str, int], int]:
+    """What fired and aborted is dropped an epoch later: in some runs that takes a while, and the coordinator crashes
+    with a snapshot just between the two. Limits, and how many crashes."""
+    rng = random.Random(f"headrace {seed} late")
+    limits = {"epoch_interval_us": rng.choice((5_000, 30_000)), "snapshot_interval_us": 1_000}
+    crashes = rng.randint(1, 4)
+    return (limits, crashes) if rng.random() < PRESENT else ({}, 0)
 
 
 def draw_changes(seed: int, store: str) -> float:
@@ -215,14 +231,18 @@ def draw(seed: int) -> Parameters:
     mode, workers = rng.choice(MODES), rng.choice((1, 2, 2, 3, 3, 4, 5))
     if is_engine:
         faults = dataclasses.replace(faults, misbehaviour=False, rescales=0)
+    workload = draw_workload(seed, store, rng.choice(WORKLOADS))
+    if workload == "outside" and faults != Faults():
+        late, crashes = draw_late(seed)
+        limits, faults = limits | late, dataclasses.replace(faults, snapshot_crashes=crashes)
     return Parameters(
         seed=seed,
-        workload=draw_workload(seed, store, rng.choice(WORKLOADS)),
-        transactions=rng.randint(20, 80),
+        workload=workload,
+        transactions=draw_transactions(seed, workload, rng.randint(20, 80)),
         clients=rng.randint(1, 4),
         workers=0 if is_engine else 1 if mode == "serial" else min(workers, limits["shards"]),
         mode=mode,
-        chaos_us=rng.choice((50_000, 200_000, 500_000)),
+        chaos_us=max(rng.choice((50_000, 200_000, 500_000)), 1_000_000 if faults.snapshot_crashes else 0),
         delay_us=rng.choice((50, 200, 1_000)),
         store=store,
         config=Config(**limits),

@@ -1,5 +1,10 @@
 """Random programs: an app whose functions are data. A body is a list of steps, run by a few generic functions; what was
 read decides whom a function calls, whether it aborts, and what it writes.
+
+A program has a shape, drawn first: how many entities there are, how deep and wide its calls go, how many of them are
+awaited, how often it aborts, how few its values are. So programs differ in kind, and not only in detail. This is the
+one generator: `sim/cases.py` runs programs on workers in every order, `sim/run.py` beside faults, property tests by
+themselves.
 """
 
 from __future__ import annotations
@@ -7,8 +12,11 @@ from __future__ import annotations
 import contextlib
 import random
 import zlib
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
+
+import msgspec
 
 from headrace.errors import Abort
 from headrace.model.app import App
@@ -20,31 +28,181 @@ class Trouble(Exception):
 
 
 RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit)
-KEYS: tuple[Any, ...] = (*"abcdefgh1", *range(0, 64, 3), b"a", b"1")
+KEYS: tuple[Any, ...] = (*"abcdefgh1", *range(0, 64, 3), b"a", b"1", *(f"key {n}" for n in range(9)))
 TWINS: tuple[Any, ...] = (1, True, 1.0, 0, False, 0.0, -0.0)  # equal in Python, and yet not the same
-SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1 << 40, 0.0, -0.0, 1.0, "", "a", "é", b"", b"a")
-CALLS = ("call", "send", "guard")
-PLAIN_STEPS = ("get", "get", "put", "put what was read", "append", "delete", "merge", "merge", "raise", "return", "tid")
-SELF = object()  # the key of the entity that calls
+FEW: tuple[Any, ...] = (0, 1, 2)  # so few that equal ones meet
+NAN = float("nan")
+SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1 << 40, 0.0, -0.0, 1.0, NAN, "", "a", "é", b"", b"a")
+VALUES = {"any": SCALARS, "twins": TWINS, "few": FEW}
+PLAIN_STEPS = (
+    "get",
+    "get",
+    "put",
+    "put what was read",
+    "put what was read",
+    "append",
+    "delete",
+    "merge",
+    "merge",
+    "tid",
+)
+BLIND_STEPS = ("put", "put", "put", "put what was read", "put what was read", "merge", "merge", "merge", "delete")
 TWIN_STEPS = ("get", "put", "put", "return the state")
 ODD_STEPS = ("spin", "dawdle", "forget", "return a set", "put a set")
+WRONG_STEPS = ODD_STEPS[2:]  # that end
+SELF = "the entity that calls"
+NO_STATE = ...  # stays itself when it is copied
+
+Step = tuple[Any, ...]
+Body = list[Step]
+Root = tuple[int, int, Any, tuple[int, int, int]]  # operator, form and key; body, what it has in mind, and fuel
 
 
-def concatenate(state: Any, delta: Any) -> Any:
-    return ((state if type(state) is list else [state]) + [delta])[-4:]
+class Shape(msgspec.Struct, frozen=True):
+    """What kind of program it is. The defaults are those of a quiet one."""
+
+    keys: int = 5
+    values: str = "any"
+    modulus: int = 0  # what a function has in mind is taken modulo this: then different reads may come to the same
+    bodies: int = 2
+    depth: int = 2  # of calls
+    calls: float = 1.0  # that a body makes, on average
+    steps: int = 3  # beside them, at most
+    reads: float = 0.5  # probability that a body begins with a look at the state
+    targets: int = 2  # what was read decides between so many, at most
+    wavering: float = 0.2  # of these are of another kind than the others: one-way, awaited, or not made at all
+    awaited: float = 0.5  # of the calls
+    aborts: float = 0.2  # probability that a body may abort
+    skew: float = 0.0  # of the calls go to the first key
+    relays: float = 0.2  # of the calls follow from the caller's arguments, and can be predicted
+    odd: tuple[str, ...] = ()  # steps that a sane function does not have
+    is_blind: bool = False  # most writes do not depend on the state that they replace
+    is_tangled: bool = False
 
 
-def add_or_refuse(state: Any, delta: Any) -> Any:
-    if type(state) is not int or type(delta) is not int:
-        raise Trouble(f"cannot add {delta!r} to {state!r}")
-    return state + delta
+def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 120) -> Shape:
+    """Of a program whose transactions make about `size_max` calls, at most."""
+    depth = rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 5))
+    size = min(rng.choice((2, 2, 3, 3, 3, 5, 5, 8, 12, 20, 40, 120)), size_max)
+    shape = Shape(
+        keys=rng.choice((1, 2, 3, 5, 8, 8, 12, 20, 20, 40)),
+        values=rng.choice(("any", "any", "twins", "few", "few", "few")),
+        modulus=rng.choice((0, 0, 2, 3, 5, 11, 101)),
+        bodies=rng.choice((1, 2, 4, 8, 20)),
+        depth=depth,
+        calls=0.0 if not depth else min(size ** (1 / depth), 12.0),
+        steps=rng.choice((1, 2, 3, 5)),
+        reads=rng.choice((0.0, 0.3, 0.8, 1.0)),
+        targets=rng.choice((1, 2, 3, 3, 4)),
+        wavering=rng.choice((0.0, 0.2, 0.6)),
+        awaited=rng.choice((0.0, 0.2, 0.5, 0.8, 0.9, 0.9)),
+        aborts=rng.choice((0.0, 0.1, 0.3, 0.3, 0.6)),
+        skew=rng.choice((0.0, 0.0, 0.3, 0.7, 0.95)),
+        relays=rng.choice((0.0, 0.0, 0.0, 0.2, 0.5, 1.0, 1.0)),
+        odd=odd,
+        is_blind=rng.random() < 0.5,
+    )
+    return tangled(rng, shape) if rng.random() < 0.7 else shape
 
 
-def mix(acc: int, value: Any) -> int:
-    return zlib.crc32(repr((acc, value)).encode())
+def tangled(rng: random.Random, shape: Shape) -> Shape:
+    """Narrow trees of awaited calls that go elsewhere whenever something else is read: many calls are not made after
+    all, and few transactions are held."""
+    return msgspec.structs.replace(
+        shape,
+        keys=rng.choice((4, 8, 16, 40)),
+        values=rng.choice(("any", "few", "few")),
+        bodies=rng.choice((3, 8, 20)),
+        depth=rng.choice((1, 2, 3)),
+        calls=rng.choice((1.0, 1.4, 1.8, 2.5)),
+        reads=rng.choice((0.5, 1.0)),
+        targets=rng.choice((2, 3, 4)),
+        awaited=rng.choice((0.7, 0.9, 1.0)),
+        aborts=rng.choice((0.0, 0.0, 0.3, 0.8)),
+        skew=rng.choice((0.0, 0.0, 0.3)),
+        relays=0.0,
+        is_tangled=True,
+    )
 
 
-def value_of(rng: random.Random, scalars: tuple[Any, ...]) -> Any:
+def size_of(shape: Shape) -> float:
+    """How many calls a transaction makes, roughly."""
+    return sum(shape.calls**level for level in range(shape.depth + 1))
+
+
+def draw_bodies(rng: random.Random, shape: Shape, keys: list[Any]) -> list[Body]:
+    return [draw_body(rng, shape, keys) for _ in range(shape.bodies)]
+
+
+def draw_body(rng: random.Random, shape: Shape, keys: list[Any]) -> Body:
+    calls = int(shape.calls) + (rng.random() < shape.calls % 1)
+    body = [draw_call(rng, shape, keys) for _ in range(calls)]
+    for _ in range(rng.randint(0, shape.steps)):
+        body.insert(rng.randint(0, len(body)), draw_step(rng, shape))
+    if rng.random() < shape.aborts:
+        at = rng.randint(0, len(body))
+        body[at:at] = [("get", 0)] * (rng.random() < 0.7) + [("raise", rng.randint(2, 9))]
+    if shape.odd and rng.random() < 0.3:
+        body.insert(rng.randint(0, len(body)), (rng.choice(shape.odd), rng.randint(2, 5)))
+    if shape.is_blind and rng.random() < 0.4:  # so that a put meets what it puts, and does not know it
+        body = [("merge", rng.randint(0, 2)), *body, ("put", rng.choice(FEW)), ("end",)]
+    if rng.random() < shape.reads:
+        body.insert(0, ("get", 0))
+    if rng.random() < 0.2:
+        body += [("merge", rng.choice((1, 2))), ("merge", rng.choice((3, 4)))]
+    if rng.random() < (0.9 if shape.is_blind else 0.5):
+        body.append(("end",))
+    return body
+
+
+def draw_call(rng: random.Random, shape: Shape, keys: list[Any]) -> Step:
+    is_awaited = rng.random() < shape.awaited
+    if (
+        rng.random() < shape.relays
+    ):  # by its own arguments, so that it can be predicted; where the last is not 0, not always
+        key = draw_key(rng, shape, keys) if rng.random() < 0.8 else SELF
+        how, form, odds = "call" if is_awaited else "send", rng.choice((0, 2)), rng.choice((0, 0, 5))
+        return "relay", how, rng.randrange(3), form, key, rng.randrange(shape.bodies), odds
+    kind = "send" if not is_awaited else "guard" if rng.random() < 0.1 else "call"
+    targets = []
+    for _ in range(rng.randint(1, shape.targets)):
+        how = kind if rng.random() >= shape.wavering else rng.choice(("call", "send", "skip"))
+        form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
+        targets.append((how, rng.randrange(3), form, key, rng.randrange(shape.bodies)))
+    return "call", *targets
+
+
+def draw_root(rng: random.Random, shape: Shape, keys: list[Any]) -> Root:
+    fuel = shape.depth if rng.random() < 0.7 else rng.randint(0, shape.depth)
+    form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
+    return rng.randrange(3), form, key, (rng.randrange(shape.bodies), rng.randrange(10), fuel)
+
+
+def draw_form(rng: random.Random, shape: Shape) -> int:
+    """Of a function: only coroutines can await, and few take a value that is encoded."""
+    is_wide = rng.random() < 0.2
+    return is_wide + 2 * (rng.random() < max(shape.awaited, 0.5))
+
+
+def draw_key(rng: random.Random, shape: Shape, keys: list[Any]) -> Any:
+    return keys[0] if rng.random() < shape.skew else rng.choice(keys)
+
+
+def draw_step(rng: random.Random, shape: Shape) -> Step:
+    scalars = VALUES[shape.values]
+    kind = rng.choice(TWIN_STEPS if scalars is TWINS else BLIND_STEPS if shape.is_blind else PLAIN_STEPS)
+    if kind == "get":
+        return (kind, rng.choice(scalars)) if rng.random() < 0.5 else (kind,)
+    if kind == "put what was read":
+        return kind, rng.choice((2, 3, 1 << 32))
+    if kind == "merge":
+        return kind, rng.randint(-2, 2) if rng.random() < 0.7 else draw_value(rng, scalars)
+    if kind == "tid" and rng.random() < 0.5:
+        return "return", rng.randint(2, 5), draw_value(rng, scalars)
+    return kind, draw_value(rng, scalars)
+
+
+def draw_value(rng: random.Random, scalars: tuple[Any, ...]) -> Any:
     kind = rng.randrange(6 if scalars is SCALARS else 20)
     if kind == 0:
         return [rng.choice(scalars) for _ in range(rng.randint(0, 2))]
@@ -55,39 +213,18 @@ def value_of(rng: random.Random, scalars: tuple[Any, ...]) -> Any:
     return rng.choice(scalars)
 
 
-def step_of(
-    rng: random.Random, keys: list[Any], scalars: tuple[Any, ...], bodies: int, is_odd: bool
-) -> tuple[Any, ...]:
-    if is_odd and rng.random() < 0.06:
-        return rng.choice(ODD_STEPS), rng.randint(2, 5)
-    if rng.random() < 0.15:  # by its own arguments, so that it can be predicted; where the last is not 0, not always
-        key = rng.choice(keys) if rng.random() < 0.8 else SELF
-        form = rng.choice((0, 2))
-        return (
-            "relay",
-            rng.choice(("call", "send")),
-            rng.randrange(3),
-            form,
-            key,
-            rng.randrange(bodies),
-            rng.choice((0, 0, 5)),
-        )
-    if rng.random() < 0.4:
-        targets = [
-            (rng.randrange(3), rng.randrange(4), rng.choice(keys), rng.randrange(bodies))
-            for _ in range(rng.randint(1, 3))
-        ]
-        return rng.choice(CALLS), *targets
-    kind = rng.choice(PLAIN_STEPS if scalars is SCALARS else TWIN_STEPS)
-    if kind == "get":
-        return (kind, rng.choice(scalars)) if rng.random() < 0.5 else (kind,)
-    if kind == "merge":
-        return kind, rng.randint(-2, 2) if rng.random() < 0.7 else value_of(rng, scalars)
-    if kind == "raise":
-        return kind, rng.randint(3, 9)
-    if kind == "return":
-        return kind, rng.randint(2, 5), value_of(rng, scalars)
-    return kind, value_of(rng, scalars)
+def concatenate(state: Any, delta: Any) -> Any:
+    return ((state if type(state) is list else [state]) + [delta])[-4:]
+
+
+def add_or_refuse(state: Any, delta: Any) -> Any:
+    if type(state) is not int or type(delta) is not int:
+        raise Trouble(f"cannot add {delta!r} to {state!r}")
+    return (state + delta) % 4  # few, so that equal ones meet
+
+
+def mix(acc: int, value: Any) -> int:
+    return zlib.crc32(repr((acc, value)).encode())
 
 
 class Interpreter:
@@ -95,8 +232,11 @@ class Interpreter:
 
     def __init__(self, name: str) -> None:
         self.app, self.hooks = App(name), Hooks()
-        self.bodies: list[list[tuple[Any, ...]]] = []
+        self.bodies: list[Body] = []
         self.keys: list[Any] = []
+        self.modulus = 0
+        self.runs = 0  # bodies that were started, by whomever
+        self.seen: Counter[str] | None = None  # what they did, if somebody wants to know
         operators = (
             self.app.operator("plain"),
             self.app.operator("lists", combine=concatenate),
@@ -121,16 +261,32 @@ class Interpreter:
 
         return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async)))
 
+    def load(self, bodies: list[Body], keys: list[Any], modulus: int = 0) -> None:
+        """From now on the functions run these bodies."""
+        self.bodies, self.keys, self.modulus = bodies, keys, modulus
+
+    def call(self, root: Root) -> tuple[Any, ...]:
+        operator, form, key, args = root
+        function = self.forms[operator][form]
+        return (function, key, *arguments(function, args))
+
+    def mix(self, acc: int, value: Any) -> int:
+        mixed = mix(acc, value)
+        return mixed % self.modulus if self.modulus else mixed
+
     def steps(self, ctx: Any, combines: bool, body: int, acc: int, fuel: int) -> Generator[Any, Any, Any]:
         """Run a body; yields the calls it wants to make, and is sent their results."""
-        given_acc = acc
+        self.runs += 1
+        given_acc, mix = acc, self.mix
         for kind, *given in self.bodies[body]:
+            if self.seen is not None:
+                self.note(ctx, kind, given, acc, fuel)
             if kind == "get":
                 acc = mix(acc, ctx.get(*given))
             elif kind == "put":
                 ctx.put(given[0])
             elif kind == "put what was read":
-                ctx.put(acc)
+                ctx.put(acc % given[0])
             elif kind == "append":
                 state = ctx.get([])
                 if type(state) is list:
@@ -144,9 +300,10 @@ class Interpreter:
                 acc = mix(acc, ctx.tid)
             elif kind == "raise" and acc % given[0] == 0:
                 raise RAISED[acc % len(RAISED)](f"{ctx.key} at {acc}")
-            elif kind in CALLS and fuel:
-                operator, form, key, called = given[acc % len(given)]
-                acc = mix(acc, (yield kind, self.forms[operator][form], key, (called, acc, fuel - 1)))
+            elif kind == "call" and fuel:
+                how, operator, form, key, called = given[acc % len(given)]
+                if how != "skip":
+                    acc = mix(acc, (yield how, self.forms[operator][form], key, (called, acc, fuel - 1)))
             elif kind == "relay" and fuel and (not given[5] or acc % given[5]):
                 how, operator, form, key, called, _ = given
                 key = ctx.key if key is SELF else key
@@ -169,6 +326,22 @@ class Interpreter:
                 return given[1]
         return acc, ctx.get("nothing")
 
+    def note(self, ctx: Any, kind: str, given: list[Any], acc: int, fuel: int) -> None:
+        """What the reference is about to do: a narrow generator would show here."""
+        assert self.seen is not None
+        if kind in ("call", "relay"):
+            if not fuel:
+                return
+            target = given if kind == "relay" else given[acc % len(given)]
+            self.seen["self-calls"] += target[3] is SELF or target[3] == ctx.key
+            self.seen[f"calls {target[0]}"] += 1
+        elif kind in ("put", "put what was read"):
+            new, old = given[0] if kind == "put" else acc % given[0], ctx.get(NO_STATE)
+            self.seen["equal puts"] += type(old) is type(new) and old == new
+        elif kind == "get":
+            self.seen["missing state"] += ctx.get(NO_STATE) is NO_STATE
+        self.seen[kind] += 1
+
 
 class Programs(Workload):
     name = "programs"
@@ -176,20 +349,12 @@ class Programs(Workload):
     def __init__(self, rng: random.Random, is_odd: bool) -> None:
         self.runs = runs = Interpreter("programs")
         super().__init__(runs.app)
-        self.hooks = runs.hooks
-        count, scalars = rng.randint(1, 4), TWINS if rng.random() < 0.3 else SCALARS
-        runs.keys = rng.sample(KEYS, rng.randint(2, 7 if scalars is SCALARS else 3))
-        runs.bodies = [
-            [step_of(rng, runs.keys, scalars, count, is_odd) for _ in range(rng.randint(1, 5))] for _ in range(count)
-        ]
-        for body in runs.bodies:
-            if scalars is SCALARS and rng.random() < 0.4:
-                body += [("merge", rng.choice((1, 2))), ("merge", rng.choice((3, 4))), ("end",)]
+        self.hooks, self.shape = runs.hooks, draw_shape(rng, ODD_STEPS if is_odd else (), size_max=20)
+        keys = rng.sample(KEYS, self.shape.keys)
+        runs.load(draw_bodies(rng, self.shape, keys), keys, self.shape.modulus)
 
     def call(self, rng: random.Random) -> tuple[Any, ...]:
-        function = self.runs.forms[rng.randrange(3)][rng.randrange(4)]
-        args = (rng.randrange(len(self.runs.bodies)), rng.randrange(10), rng.randrange(4))
-        return (function, rng.choice(self.runs.keys), *arguments(function, args))
+        return self.runs.call(draw_root(rng, self.shape, self.runs.keys))
 
 
 def drive_plain(ctx: Any, running: Generator[Any, Any, Any]) -> Any:

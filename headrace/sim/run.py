@@ -24,7 +24,7 @@ from headrace.sim.world import Broken, World
 
 PROBES = (  # what some runs must have seen, or the others prove little
     "aborted",
-    "alone",
+    "gathered",
     "asked a coordinator that was superseded",
     "asked again after the answer",
     "changelogs begun",
@@ -46,18 +46,22 @@ PROBES = (  # what some runs must have seen, or the others prove little
     "repeated answers",
     "request id used for another call",
     "rescaled",
+    "schedules fired",
+    "schedules whose firing aborted",
     "snapshots",
+    "started with firings that had aborted",
     "state read while others run",
     "timers fired",
+    "timers whose firing aborted",
     "worst loss of power imagined",
     "zombies spoke",
 )
 METRICS = {  # those that the coordinator counts
-    "alone": "alone",
+    "gathered": "gathered",
     "lone transactions": "lone",
     "predicted": "predicted",
     "recoveries": "recoveries",
-    "repaired": "ran_again",
+    "repaired": "repairs",
 }
 PATIENCE_US = 60_000_000  # of virtual time, once everything is well
 
@@ -119,7 +123,7 @@ class Run:
         batches: list[Batches] = [[] for _ in range(self.parameters.clients)]
         left, only = self.parameters.transactions, self.parameters.only
         while left > 0:
-            size = min(left, rng.choice((1, 1, 2, 3, 6, 12)))
+            size = min(left, rng.choice((1, 1, 2, 3, 6, 12) if self.parameters.transactions < 100 else (12, 60, 300)))
             calls = [self.workload.call(rng) for _ in range(size)]
             if only is not None:
                 first = self.parameters.transactions - left
@@ -207,10 +211,9 @@ class Run:
         log = Reference.of_history(world.history)
         if world.is_durable:
             log = Reference.of_log(world.history, world.archive.read(program), program)
-            own = [row.call[0].name for row in log.rows if row.request_id not in world.history.rows]
-            world.probes["timers fired"] += own.count("fire")
         world.violations += log.wrong
         world.violations += check_history(world.history, log, self.workload, oracle, world.archive.snapshots)
+        world.probes.update(log.probes)
         if world.is_durable and not world.violations:
             world.violations += check_changes(world.archive.changes, log, program.values)
             world.violations += check_changelog(world.disk, world.archive.changes, world.houses[-1].opened, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from headrace.config import Config
 from headrace.sim.parameters import Faults, Parameters
@@ -11,30 +12,44 @@ from headrace.sim.run import Report, run
 
 ATTEMPTS_MAX = 300
 
+Tried = TypeVar("Tried")
+Seen = TypeVar("Seen")
+
 
 def shrink(parameters: Parameters, attempts_max: int = ATTEMPTS_MAX) -> tuple[Parameters, Report]:
     """The smallest that was found, and what came of it. It fails in the same way: with the same first words."""
-    report = run(parameters)
-    if report.is_clean:
-        return parameters, report
-    kind, attempts = kind_of(report), 0
-    is_smaller = True
+    return smallest(parameters, run, candidates, kind_of, attempts_max)
+
+
+def smallest(
+    tried: Tried,
+    look: Callable[[Tried], Seen],
+    candidates: Callable[[Tried], Iterator[Tried]],
+    kind_of: Callable[[Seen], str],
+    attempts_max: int,
+) -> tuple[Tried, Seen]:
+    """The smallest of the candidates, and theirs, that fails in the same way; its kind is "" if it does not fail."""
+    seen = look(tried)
+    kind, attempts = kind_of(seen), 0
+    is_smaller = bool(kind)
     while is_smaller:
         is_smaller = False
-        for smaller in candidates(parameters):
+        for smaller in candidates(tried):
             attempts += 1
             if attempts > attempts_max:
-                return parameters, report
-            found = run(smaller)
-            if not found.is_clean and kind_of(found) == kind:
-                parameters, report, is_smaller = smaller, found, True
+                return tried, seen
+            found = look(smaller)
+            if kind_of(found) == kind:
+                tried, seen, is_smaller = smaller, found, True
                 break
-    return parameters, report
+    return tried, seen
 
 
 def kind_of(report: Report) -> str:
+    if report.is_clean:
+        return ""
     words = report.violations[0].split()
-    return " ".join(word for word in words[:12] if word.isalpha())
+    return " ".join(word for word in words[:12] if word.isalpha()) or "other"
 
 
 def candidates(parameters: Parameters) -> Iterator[Parameters]:

@@ -33,6 +33,7 @@ from headrace.sim.archive import Archive
 from headrace.sim.disk import Disk
 from headrace.sim.history import History, Look
 from headrace.sim.house import House
+from headrace.sim.later import NEVER_US
 from headrace.sim.network import Network
 from headrace.sim.node import Clock, Node
 from headrace.sim.parameters import Parameters
@@ -75,6 +76,7 @@ class World:
         self.on_pause: Callable[[House], None] = lambda house: None
         self.on_open: Callable[[House], None] = lambda house: None
         self.on_end: Callable[[House], None] = lambda house: None
+        self.on_saved: Callable[[House], None] = lambda house: None
         self.disk = Disk(
             parameters.rng("disk"), parameters.faults.of_disk, parameters.store != "objects", self._later, self.fault
         )
@@ -259,6 +261,8 @@ class World:
             self.trace(line + (shorten(effect) if effect is not None else data.decode()))
 
     def _set_timer(self, node: Node, effect: Any) -> bytes:
+        if effect.at_us >= NEVER_US:
+            return b"never"
         at_us = node.clock.when(effect.at_us)
         if at_us <= self.now_us:
             at_us = self.now_us + self.schedule.randint(1, 100)  # more to do

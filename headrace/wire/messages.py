@@ -105,7 +105,7 @@ class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
     args: list[tuple[Any, ...]]
     predicted: list[Any] | None  # the call graphs learned so far, if there are new ones: see core/prediction.py
     poisoned: list[int]  # TIDs that abort by decree
-    suspects: list[int]  # TIDs that run alone
+    suspects: list[int]  # TIDs that are gathered, without a try
     is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
     time_us: int = 0  # the epoch's
     limits: dict[str, int] | None = None  # that it was logged with, where they are not today's
@@ -127,7 +127,7 @@ class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An external call that a transaction has come to. It is to run alone again once its response is there."""
+    """An external call that a transaction has come to. It goes on once its response is there."""
 
     tid: int
     call: str  # also the idempotency key
@@ -135,14 +135,32 @@ class Need(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     args: bytes  # an encoded tuple
 
 
-class Alone(msgspec.Struct, frozen=True, tag="alone", forbid_unknown_fields=True):
-    """Everything below this TID is final: its root's worker runs it now, alone, on what the lenders lend."""
+class Respond(msgspec.Struct, frozen=True, tag="respond", forbid_unknown_fields=True):
+    """The responses to the external calls that this transaction has made so far: it goes on."""
 
     epoch: int
     tid: int
+    responses: list[Response]
+
+
+class Gather(msgspec.Struct, frozen=True, tag="gather", forbid_unknown_fields=True):
+    """Everything below `first` is final: `worker` runs the TIDs from there to `last`, on what the lenders lend."""
+
+    epoch: int
+    first: int
+    last: int
+    worker: int
     lenders: list[int]
     share: int | None = None  # of a lone epoch
-    responses: list[Response] = []  # to the external calls that it has made so far
+
+
+class Gathered(msgspec.Struct, frozen=True, tag="gathered", forbid_unknown_fields=True):
+    """Outcomes of gathered transactions, from this TID on: they are final."""
+
+    epoch: int
+    first: int
+    results: list[Any]
+    failures: dict[int, Failure]  # by TID
 
 
 class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
@@ -154,12 +172,14 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     received: list[int]
     results: list[Any]
     failures: dict[int, Failure]  # by TID
-    suspects: list[int]
+    suspects: list[int]  # TIDs that are to be gathered
     stats: dict[str, int]
     learned: list[Any]  # call graphs that may be predicted
     shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
-    needs: list[Need] = []  # of the transaction that ran alone, which is still a suspect
+    needs: list[Need] = []  # what has to be known before it goes on
     later: list[tuple[Any, Any]] = []  # entities of the operator `headrace` that the epoch changed: key, sealed state
+    held: list[int] = []  # those of the suspects whose repairs did not end
+    late: int = 0  # entities that the gatherer had to ask for while it ran
 
 
 ChangedColumns = tuple[str, list[Any], list[Any], list[Any]]
@@ -236,25 +256,25 @@ class Revived(Row, frozen=True, tag=6):
 
 
 class Lent(Row, frozen=True, tag=7):
-    """State for a transaction that runs alone."""
+    """State for the stretch that begins with this TID, as it is below it."""
 
     entities: Entities
 
 
 class Asked(Row, frozen=True, tag=8):
-    """For the state of these entities, (operator, key)."""
+    """For the state of these entities, (operator, key), below this TID."""
 
     entities: list[tuple[str, Any]]
 
 
 class Installed(Row, frozen=True, tag=9):
-    """Writes of a transaction that ran alone."""
+    """What a stretch that ends with this TID has changed: it is over."""
 
     entities: Entities
 
 
-AloneRows = Lent | Asked | Installed
-Rows = Made | Cancelled | Answered | Failed | Mended | Aborted | Revived | AloneRows
+StretchRows = Lent | Asked | Installed
+Rows = Made | Cancelled | Answered | Failed | Mended | Aborted | Revived | StretchRows
 
 
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=True):
@@ -282,7 +302,7 @@ class Shown(msgspec.Struct, frozen=True, tag="shown", forbid_unknown_fields=True
     is_last: bool = True
 
 
-Body = Begin | Run | Final | Alone | Idle | Results | Changed | Traffic | Show | Shown
+Body = Begin | Run | Final | Gather | Gathered | Respond | Idle | Results | Changed | Traffic | Show | Shown
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True):
@@ -334,8 +354,13 @@ def changes_in_parts(changes: list[ChangedColumns], count_max: int) -> list[tupl
     return [(part, part is parts[-1]) for part in parts]
 
 
+def has_large(values: list[Any]) -> bool:
+    """Is any of these sealed values one that may have many bytes?"""
+    return not {str, bytes}.isdisjoint(map(type, values))
+
+
 def sizes_of(befores: list[Any], afters: list[Any]) -> Iterable[int]:
     """The bytes of each pair of states."""
-    if {str, bytes}.isdisjoint(map(type, befores)) and {str, bytes}.isdisjoint(map(type, afters)):
+    if not has_large(befores) and not has_large(afters):
         return repeat(0, len(befores))
     return map(add, map(size_of, befores), map(size_of, afters))

@@ -53,7 +53,7 @@ from tests.durability.hand import (
 )
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 30.0  # only a hang takes this long
+PATIENCE_S = 120.0  # only a hang takes this long
 CALLS: list[Any] = [
     (add, "a", 1),
     (add, "b", 2),

@@ -363,7 +363,7 @@ def test_a_table_has_a_name_that_objects_can_have(name: str, spark_store: SimSto
 # --- a runtime, with its thread ---------------------------------------------------------------------------------------
 
 
-def until(condition: Callable[[], bool], patience_s: float = 20) -> None:
+def until(condition: Callable[[], bool], patience_s: float = 120) -> None:
     until_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < until_s, "nothing happens"

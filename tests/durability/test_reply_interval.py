@@ -9,7 +9,7 @@ from headrace import App, Config, Context, Runtime
 from headrace.durability.log import bounds
 from headrace.durability.store import DirectoryStore
 
-PATIENCE_S = 30.0  # only a hang takes this long
+PATIENCE_S = 120.0  # only a hang takes this long
 
 app = App("counting")
 counter = app.operator("counter")

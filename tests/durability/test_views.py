@@ -84,7 +84,7 @@ def wait_for(where: Path, epoch: int, changes: bool) -> None:
 
     from headrace.durability.changelog import Changelog
 
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 120
     while changes and Changelog(DirectoryStore(where)).bounds()[1] < epoch:
         assert time.monotonic() < limit
         time.sleep(0.01)

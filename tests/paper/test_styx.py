@@ -21,7 +21,7 @@ from headrace.core.coordinator import Lost, Overran
 from headrace.core.epoch import FINAL
 from headrace.core.sequencing import Sequencer, Sequencing
 from headrace.core.shares import add_share, is_whole, split_share
-from headrace.wire.messages import Alone, Answered, Begin, Final, Idle, Made, Run, Traffic
+from headrace.wire.messages import Answered, Begin, Final, Gather, Idle, Made, Run, Traffic
 from tests.cluster import Cluster, check_like_the_loop, looped, on, outcome, plant, tree
 from tests.paper.items import (
     add,
@@ -139,15 +139,22 @@ def wander(ctx: Context, hops: int, path: list[str]) -> None:
         ctx.call_async(note, "path", path)
 
 
+@item.register
+def point_from_afar(ctx: Context, key: str, to: str) -> None:
+    ctx.call_async(point, key, to)
+
+
 @pytest.mark.parametrize("hops", [1, 2, 7, 60])
 @pytest.mark.parametrize("form", [walk, wander], ids=["awaited", "one-way"])
 def test_a_call_graph_of_any_depth_with_cycles_over_workers_is_discovered_by_running_it(hops: int, form: Any) -> None:
     """5.2: before the functions execute, the call graph is unknown. Here the state decides it, and earlier transactions
-    of the same epoch decide the state. The paper's implementation has lost its awaited calls; Headrace has both."""
+    of the same epoch decide the state, some of them late: then it is another graph, and the first one never was. The
+    paper's implementation has lost its awaited calls; Headrace has both."""
     ring = [on(1, "a"), on(2, "b"), on(3, "c"), on(3, "d"), on(1, "e")]
     calls: list[Any] = [(point, key, ring[at - 1]) for at, key in enumerate(ring)]
     args = (hops,) if form is walk else (hops, [])
     calls += [(form, ring[0], *args), (point, ring[0], ring[2]), (form, ring[0], *args)]
+    calls += [(point_from_afar, on(2, "afar"), ring[0], ring[1]), (form, ring[0], *args)]
     check_like_the_loop(app, calls, seeds=range(4), predict_after_runs=1)
 
 
@@ -262,7 +269,7 @@ def test_when_nothing_crosses_workers_settle_with_two_messages_each(workers: int
     cluster = Cluster(app, workers, seed=workers)
     cluster.settle()
     cluster.run(calls)
-    assert [len(cluster.bodies(kind)) for kind in (Idle, Final, Traffic, Alone)] == [workers, workers, 0, 0]
+    assert [len(cluster.bodies(kind)) for kind in (Idle, Final, Traffic, Gather)] == [workers, workers, 0, 0]
 
 
 def test_an_abort_by_the_applications_logic_disturbs_nobody_else() -> None:
@@ -463,7 +470,7 @@ def look(ctx: Context) -> int:
 
 
 def early_cluster() -> Cluster:
-    """An epoch of three submissions; the middle one is a suspect: it overran its time, and is to run alone."""
+    """An epoch of three submissions; the middle one is a suspect: it overran its time, and is to be gathered."""
     cluster = Cluster(app, 3)
     cluster.settle()
     cluster.hold((0, 1), (0, 2), (0, 3))

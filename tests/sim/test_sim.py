@@ -44,6 +44,7 @@ def test_every_class_of_faults_happens(reports: list[Report]) -> None:
     expected |= {"partitions two-way", "crashes", "crashes armed in a recovery", "pauses", "zombies", "clocks off"}
     expected |= {"frames again", "frames of old terms again", "client retries", "client replies lost", "rescales"}
     expected |= {"overruns", "false alarms", "reached a successor", "client requests lost", "silent links"}
+    expected |= {"coordinator crashes after a snapshot"}
     expected |= {"coordinator crashes", "coordinator pauses", "coordinators superseded", "false takeovers"}
     expected |= {"coordinator pauses in a store operation", "crashes armed in a coordinator's recovery", "power lost"}
     expected |= {"unsynced kept", "unsynced lost", "unsynced cut", "unsynced holes", "flipped bits", "store full"}
