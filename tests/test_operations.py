@@ -68,16 +68,28 @@ def store(tmp_path: Path) -> Path:
 
 
 def crash(runtime: Runtime) -> None:
-    """Once all replies are kept, the store stays as it is: what the runtime does when it closes goes elsewhere."""
+    """Once all replies are kept, the store stays as it is: what the runtime does when it closes goes elsewhere. What it
+    does in other threads meanwhile, deletions above all, is in the copy as a whole or not at all."""
     keeper = runtime._keeper
     assert keeper is not None
     epochs, folder = runtime.metrics()["epochs"], Path(keeper.desk.opened.store.url)
     eventually(lambda: bounds(DirectoryStore(folder), "replies")[1] >= epochs)
     copy = Path(tempfile.mkdtemp(dir=folder.parent)) / "copy"
-    shutil.copytree(folder, copy)
+    eventually(lambda: is_copied(folder, copy))
     runtime.close()
     shutil.rmtree(folder)
     copy.rename(folder)
+
+
+def is_copied(folder: Path, copy: Path) -> bool:
+    """False if files came or went meanwhile."""
+    shutil.rmtree(copy, ignore_errors=True)
+    before = sorted(folder.rglob("*"))
+    try:
+        shutil.copytree(folder, copy)
+    except shutil.Error:
+        return False
+    return sorted(folder.rglob("*")) == before
 
 
 def files_in(place: Path) -> dict[str, bytes]:

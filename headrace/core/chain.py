@@ -98,7 +98,7 @@ class Frame(msgspec.Struct, eq=False):
     count, by a number that no other try has, of whichever call stood at this place before."""
 
     first: int  # the try of each awaited call, unless `attempts` has another
-    awaited: dict[int, None] = {}  # the numbers of the calls it awaited so far
+    awaited: int = 0  # which calls it awaited so far: bit n is that of call number n
     answers: dict[int, Any] = {}  # by the call's number; sealed
     attempts: dict[int, int] = NOTHING  # of calls that were made anew, or taken back
     segments: dict[int, Segment] = NOTHING  # what it did after the answer to the call with this number

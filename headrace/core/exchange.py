@@ -121,15 +121,14 @@ class Exchange(ABC):
         by_place = part.calls[tid] = {call.order[1]: call for call in calls}
         return by_place
 
-    def root_of(self, part: Part, tid: int) -> Call | None:
-        """Of an own root's transaction."""
+    def result_of(self, part: Part, tid: int) -> Any:
+        """Of an own root's transaction, None as long as it has none."""
         calls = part.calls.get(tid)
-        root: Call | None = calls
         if type(calls) is list:
-            root = calls[0]
+            calls = calls[0]
         elif type(calls) is dict:
-            root = calls.get(order.ROOT)
-        return root
+            calls = calls.get(order.ROOT)
+        return None if calls is None or calls.result is NOT_YET else calls.result
 
     def calls_here(self, part: Part, tid: int) -> int:
         calls = part.calls.get(tid)
@@ -194,7 +193,7 @@ class Exchange(ABC):
             if not size:
                 return
             made = call.made = {}
-        elif len(made) == size and call.frame is not None and len(call.frame.awaited) == size:
+        elif len(made) == size and call.frame is not None and call.frame.awaited.bit_count() == size:
             return  # all of them were awaited
         n = 0
         for entry, key, args, *is_awaited in queue:

@@ -11,8 +11,9 @@ Rules:
    with every message delivered and nothing left to do, each call is what a loop over the log makes of it.
 3. A call that fails marks its transaction as aborted, with the root's worker, until a repair takes that back; the
    lowest failure is the reply. An aborted transaction's writes are seen by nobody else.
-4. What only a run alone can decide (limits that count over the whole transaction, a call that was never awaited) makes
-   the transaction a suspect: it is run alone once everything below is final (`core/alone.py`).
+4. What only the transaction as a whole decides (limits that count over all of it, a call that was never awaited), and
+   what had its share of repairs, makes the transaction a suspect: it is gathered once everything below is final
+   (`core/gathering.py`).
 
 Never here: sockets, terms, when an epoch is final.
 """
@@ -181,8 +182,8 @@ class OrderedExecutor(Repair):
                     is_waiting, result = True, NOT_YET
                 except StopIteration as returned:
                     result = returned.value
-            is_large = type(result) is not int or result >= HIGH or result <= LOW
-            if is_large and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
+            is_small = type(result) is int and result < HIGH and result > LOW
+            if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
                 result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
         except BaseException as error:
             call = self._registered(part, tid, place, entry, key, args)

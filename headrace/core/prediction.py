@@ -10,6 +10,7 @@ A *source* says where a value comes from: the number of an argument, SELF, or a 
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 from headrace.core import order
@@ -100,6 +101,17 @@ class Template:
 
 
 Predictions = dict[Entry, list[Template]]
+
+
+def owners_of_predicted(templates: list[Template], args: list[Args]) -> list[int | None] | None:
+    """For a whole column of calls of one function, if all it makes is one simple call: the worker that each of them
+    goes to, None where that is not known. So most rows of other workers need not be looked at."""
+    if len(templates) != 1 or not templates[0].is_simple or min(map(len, args), default=0) < templates[0].needs:
+        return None
+    targets = list(map(itemgetter(templates[0].key), args))
+    if set(map(type, targets)) != {int}:  # a key may have twins
+        return None
+    return list(map(templates[0].entry.owners.get, targets))
 
 
 def value_of(source: Source, key: Key, args: Args) -> Any:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from abc import abstractmethod
+from collections import defaultdict
 from typing import Any
 
 from headrace.core import order
@@ -64,7 +65,7 @@ class Repair(Exchange):
         self.ran = self.repairs = self.waits = 0
         self.nested = 0  # calls that run within others now
         self.attempts = PREDICTED  # tries of awaited calls so far
-        self.spare: dict[Entry, list[OrderedContext]] = {}  # contexts
+        self.spare: defaultdict[Entry, list[OrderedContext]] = defaultdict(list)  # contexts
         self.learned: list[Any] = []  # templates that nobody has been told of
         self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.operators.values()}
 
@@ -188,7 +189,9 @@ class Repair(Exchange):
         if call.frame is not None and call.frame.coroutine is not None:
             self._let_go(part, call)
         entry, transaction = call.entry, self.transaction
-        self._reset(transaction)
+        transaction.queue.clear()
+        if transaction.is_marked:
+            transaction.reset()
         self.ran += 1
         self.running = call.order[0]
         context = entry.context
@@ -199,7 +202,7 @@ class Repair(Exchange):
         else:
             chain, at = self._link(call, call)
         before = value_before(chain, at, call.order[0], self.aborted)
-        self._hand(context, before)
+        context._state, context._read, context._deltas = before, False, ()
         try:
             result = entry.run(*call.args)
             if entry.is_plain:
@@ -211,7 +214,7 @@ class Repair(Exchange):
                 self._close(call, 0, context, before)
                 self._complete(part, call, result)
             else:
-                self._drive(part, call, context, result, None, 0, before)
+                self._drive(part, call, context, result, 0, before)
         self.running = 0
 
     def _sealed(self, call: Call, result: Any) -> Any:
@@ -227,25 +230,23 @@ class Repair(Exchange):
             self.values.decode(sealed)
         return sealed
 
-    def _reset(self, transaction: Transaction) -> None:
-        transaction.queue.clear()
-        if transaction.is_marked:
-            transaction.reset()
-
-    def _hand(self, context: OrderedContext, state: Any) -> None:
-        context._state, context._read, context._deltas = state, False, ()
-
     def _drive(
-        self, part: Part, call: Call, context: OrderedContext, coroutine: Any, answer: Any, n: int, before: Any
+        self, part: Part, call: Call, context: OrderedContext, coroutine: Any, n: int, before: Any = None
     ) -> None:
-        """Go on with a coroutine until it ends or waits for what is not known yet. It runs after the answer to its call
-        number `n` (0: from its start), on the state `before`."""
-        frame = call.frame
+        """Go on with a coroutine until it ends or waits for what is not known yet: from the answer to its call number
+        `n`, or (0) from its start, on the state `before`."""
+        frame: Any = call.frame
+        answer = None
         if frame is not None:
             frame.is_running = True
             if not n:
-                frame.awaited.clear()
+                frame.awaited = 0
         while True:
+            if n:
+                answer, before = frame.answers[n], self._state_after(call, n)
+                if type(answer) is bytes:
+                    answer = self.values.unseal(answer)
+                context._state, context._read, context._deltas = before, False, ()
             try:
                 awaited = coroutine.send(answer)
                 self._check_await(call, context, awaited)
@@ -257,12 +258,14 @@ class Repair(Exchange):
                     except BaseException as error:
                         self._fail(part, call, n, before, error, context, None)
                         return
-                self._close(call, n, context, before)
+                if not n or context._read or context._deltas != () or frame.segments:
+                    self._close(call, n, context, before)
                 if frame is not None:
                     frame.is_running = False
-                    self._trim(call, frame)
+                    if frame.segments:
+                        self._trim(call, frame)
                 if call.entry.context is not context:
-                    self.spare.setdefault(call.entry, []).append(context)
+                    self.spare[call.entry].append(context)
                 self._complete(part, call, result)
                 return
             except BaseException as error:
@@ -273,29 +276,28 @@ class Repair(Exchange):
             if not n:
                 return
             frame = call.frame
-            assert frame is not None
-            answer = self.values.unseal(frame.answers[n])
-            before = self._state_after(call, n)
-            self._hand(context, before)
 
     def _wait(self, part: Part, call: Call, context: OrderedContext, coroutine: Any, awaited: Awaitable) -> int:
         """A call awaits another: make it. Returns its number if the answer is known; else 0, and the caller waits."""
-        frame, queue = call.frame, self.transaction.queue
-        if frame is None:
-            frame = call.frame = Frame(self._new_attempt())
-        frame.is_running = True
+        frame, made, queue = call.frame, call.made, self.transaction.queue
         entry, key, args = awaited.entry, awaited.key, awaited.args
         queue.append((entry, key, args, True))
         n = len(queue)
-        frame.awaited[n] = None
-        made = call.made
+        if frame is None:
+            frame = call.frame = Frame(self._new_attempt())
+        frame.is_running = True
+        frame.awaited |= 1 << n
         if made is None:
             made = call.made = {}
         old = made.get(n)
         if old is not None:
             if not old[0] or old[1] is not entry or old[2] is not key or old[3] is not args:
                 self._later(self._await(part, call, frame, n, (True, entry, key, args)))
-        elif self.nested < NESTED_MAX and self._owner(entry, key) == self.me and call.order[0] not in part.suspects:
+        elif (
+            (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == self.me
+            and self.nested < NESTED_MAX
+            and call.order[0] not in part.suspects
+        ):
             made[n] = (True, entry, key, args)
             self._run_within(part, call, n, context)
         else:
@@ -341,28 +343,24 @@ class Repair(Exchange):
 
     def _begin_waiting(self, part: Part, call: Call, context: Any, coroutine: Any, awaited: Any) -> None:
         """A call has run up to its first await."""
-        before = call.seen
         try:
             self._check_await(call, context, awaited)
         except BaseException as error:
-            self._fail(part, call, 0, before, error, context, coroutine)
+            self._fail(part, call, 0, call.seen, error, context, coroutine)
             return
         n = self._wait(part, call, context, coroutine, awaited)
-        if n and call.frame is not None:
-            before = self._state_after(call, n)
-            self._hand(context, before)
-            self._drive(part, call, context, coroutine, self.values.unseal(call.frame.answers[n]), n, before)
+        if n:
+            self._drive(part, call, context, coroutine, n)
 
     def _rebind(self, entry: Entry) -> None:
         """The function's context stays with a call that waits: it gets another one."""
-        spare = self.spare.get(entry)
+        spare = self.spare[entry]
         entry.bind(spare.pop() if spare else self._context(entry))
 
     def _trim(self, call: Call, frame: Frame) -> None:
         """Forget what a call did after awaits that it no longer makes."""
-        if frame.segments:
-            for n in [n for n in frame.segments if n not in frame.awaited]:
-                self._unlink(frame.segments.pop(n))
+        for n in [n for n in frame.segments if not frame.awaited >> n & 1]:
+            self._unlink(frame.segments.pop(n))
 
     def _state_after(self, call: Call, n: int) -> Any:
         """What a call sees when its call number `n` has been answered."""
@@ -412,16 +410,18 @@ class Repair(Exchange):
         """A call has returned: its caller is answered, its one-way calls are made."""
         if call.entry.lessons is not None:
             self._learn(call.entry, call.key, call.args, self.transaction.queue)
-        tid, transaction = call.order[0], self.transaction
+        transaction = self.transaction
         if transaction.is_marked:
-            self._count_marks(part, tid, transaction)
+            self._count_marks(part, call.order[0], transaction)
         call.result = result
         if call.failure is not None:
             self._mend(part, call)
         if part.queued:
-            part.queued.get(tid, {}).pop(call.order[1], None)
-        if transaction.queue or call.made is not None:
-            self._dispatch_sent(part, call, transaction.queue)
+            part.queued.get(call.order[0], {}).pop(call.order[1], None)
+        made, frame, queue = call.made, call.frame, transaction.queue
+        is_only_awaited = frame is not None and frame.awaited == 2 and len(queue) == len(made) == 1
+        if not is_only_awaited and (made is not None or queue):
+            self._dispatch_sent(part, call, queue)
         if call.caller is not None and not (call.answered is not NOT_YET and same(call.answered, call.result)):
             call.answered = call.result
             self._answer(part, call)
@@ -518,16 +518,19 @@ class Repair(Exchange):
         transaction = self.transaction
         frame.coroutine, frame.context, frame.waits_for, frame.is_running = coroutine, context, n, False
         frame.queue = transaction.queue.copy()
-        if len(frame.queue) > len(frame.awaited):  # some are one-way
-            self._count_queued(part, call, len(frame.queue) - len(frame.awaited))
+        one_way = len(frame.queue) - frame.awaited.bit_count()
+        if one_way:
+            self._count_queued(part, call, one_way)
         if transaction.is_marked:
             frame.unawaited, transaction.unawaited = transaction.unawaited, {}
             self._count_marks(part, call.order[0], transaction)
         part.waiting[call] = None
-        if n in frame.segments:
-            self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
-        self._trim(call, frame)
-        self._take_back(part, call, frame, n)
+        if frame.segments:
+            if n in frame.segments:
+                self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
+            self._trim(call, frame)
+        if len(call.made) > 1:
+            self._take_back(part, call, frame, n)
         if call.entry.context is context:
             self._rebind(call.entry)
         if call.failure is not None:
@@ -537,8 +540,8 @@ class Repair(Exchange):
         """Cancel calls below number `n` that are awaited no more: a failure of theirs would come before that of what is
         awaited now. All others can wait until the call returns."""
         made = call.made
-        if made is not None and len(made) > len(frame.awaited):
-            for m in [m for m, old in made.items() if old[0] and m < n and m not in frame.awaited]:
+        if made is not None and len(made) > frame.awaited.bit_count():
+            for m in [m for m, old in made.items() if old[0] and m < n and not frame.awaited >> m & 1]:
                 self._cancel(part, call, m, made.pop(m))
 
     def _resume(self, part: Part, call: Call, frame: Frame) -> None:
@@ -551,9 +554,7 @@ class Repair(Exchange):
         if frame.unawaited:
             transaction.unawaited, transaction.is_marked, frame.unawaited = frame.unawaited, True, NOTHING
         self.running = call.order[0]
-        before = self._state_after(call, n)
-        self._hand(context, before)
-        self._drive(part, call, context, coroutine, self.values.unseal(frame.answers[n]), n, before)
+        self._drive(part, call, context, coroutine, n)
         self.running = 0
 
     def _let_go(self, part: Part, call: Call) -> None:
@@ -574,7 +575,7 @@ class Repair(Exchange):
         if call.frame is not None and call.frame.coroutine is not None:
             self._let_go(part, call)
         if call.frame is not None:
-            call.frame.awaited.clear()
+            call.frame.awaited = 0
             self._trim(call, call.frame)
         self._unlink(call)
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Any
 
 from headrace.config import Config
 from headrace.core import order
-from headrace.core.chain import NOT_YET
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
 from headrace.core.exchange import Caps, Part
@@ -29,7 +29,7 @@ from headrace.core.execution import SerialExecutor
 from headrace.core.gathering import COORDINATOR, DECREE, Gathering
 from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
-from headrace.core.prediction import read_templates
+from headrace.core.prediction import owners_of_predicted, read_templates
 from headrace.core.program import MISSING, Program
 from headrace.core.progress import Progress
 from headrace.core.shares import add_share, split_share
@@ -276,14 +276,17 @@ class Worker(Gathering):
         part.suspects |= suspects
         special = poisoned | suspects
         rows, mine, root = part.rows, progress.mine, order.ROOT  # mine: TIDs of own roots
-        for tid, entry, key, args, owner in zip(tids, entries, run.keys, run.args, owners, strict=True):
+        wheres: Iterable[int | None] = repeat(None if predictions else 0)  # the worker of what a root is going to call
+        if isinstance(functions, int) and predictions:
+            wheres = owners_of_predicted(predictions.get(entries[0], []), run.args) or wheres
+        for tid, entry, key, args, owner, where in zip(tids, entries, run.keys, run.args, owners, wheres, strict=False):
             if owner == me:
                 mine.append(tid)
                 if not special or tid not in special:
                     rows.append((tid, root, entry, key, args))
                 elif tid in poisoned:
                     rows.append((tid, root, self.ordered.decreed(entry, DECREE), key, args))
-            elif predictions and (not special or tid not in special):
+            elif (where == me or where is None) and (not special or tid not in special):
                 for template in predictions.get(entry, ()):
                     call = template.fill(key, args)
                     if call is not None:
@@ -417,8 +420,7 @@ class Worker(Gathering):
         else:
             part = self.ordered.parts[number]
             suspects, held = sorted(part.suspects), sorted(part.held)
-            roots = map(self.ordered.root_of, repeat(part), progress.mine)
-            results = [None if root is None or root.result is NOT_YET else root.result for root in roots]
+            results = list(map(self.ordered.result_of, repeat(part), progress.mine))
             if part.failures or suspects:
                 for at, tid in enumerate(progress.mine):
                     if tid in part.failures:

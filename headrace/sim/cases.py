@@ -102,21 +102,22 @@ def draw_case(seed: int) -> Case:
     shape = draw_shape(rng, WRONG_STEPS if rng.random() < 0.3 else ())
     keys = rng.sample(KEYS, shape.keys)
     bodies = draw_bodies(rng, shape, keys)
-    low, high = rng.choice(ROOTS) if not shape.is_tangled else (6, 40)
+    is_tangled, is_relayed = shape.kind == "tangled", shape.kind == "relayed"
+    low, high = rng.choice(ROOTS) if not is_tangled else (6, 40)
     count = min(rng.randint(low, high), max(1, int(CALLS_MAX / size_of(shape))))
     limits: dict[str, int] = {}
     if rng.random() < 0.15:
         limits["calls_max"] = rng.choice((1, 2, 3, 5, 8, 20))
     if rng.random() < 0.1:
         limits["depth_max"] = rng.choice((1, 2, 3))
-    if rng.random() < 0.4:
+    if rng.random() < 0.4 or is_relayed:  # what was learned in an epoch is predicted in later ones
         limits["epoch_transactions_max"] = rng.choice((1, 2, 7, 20, 40, 150))
-    workers = rng.choice((2, 2, 3, 3, 4, 4, 5, 6) if not shape.is_tangled else (3, 4, 5, 6))
+    workers = rng.choice((2, 2, 3, 3, 4, 4, 5, 6) if not is_tangled else (3, 4, 5, 6))
     config = Config(
         **limits,
         epochs_in_flight_max=rng.choice((1, 2, 2, 4)),
         slice_calls_max=rng.choice((1, 2, 5, 50, 500)),
-        predict_after_runs=rng.choice((1, 2, 16, 16, 1000)),
+        predict_after_runs=rng.choice((1, 2, 16, 16, 1000) if not is_relayed else (1, 1, 2, 16)),
         replay_transactions_max=rng.choice((50, 100_000)),
     )
     is_calm = rng.random() < 0.75
@@ -130,7 +131,7 @@ def draw_case(seed: int) -> Case:
         seed=seed,
         shape=shape,
         workers=workers,
-        schedule=rng.choice(list(SCHEDULES) if not shape.is_tangled else UNEVEN),
+        schedule=rng.choice(list(SCHEDULES) if not is_tangled else UNEVEN),
         keys=tuple(keys),
         bodies=tuple(map(tuple, bodies)),
         roots=tuple(draw_root(rng, shape, keys) for _ in range(count)),
@@ -345,6 +346,7 @@ def drawn(case: Case, metrics: dict[str, Any], expected: list[Any]) -> dict[str,
     features = {
         f"{case.workers} workers": 1,
         f"schedule {case.schedule}": 1,
+        f"{case.shape.kind} programs": 1,
         f"depth {case.shape.depth}": 1,
         f"{span(len(case.roots))} roots": 1,
         f"{span(len(case.keys))} keys": 1,

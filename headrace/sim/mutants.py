@@ -393,6 +393,18 @@ def takes_nothing_back(right: Any) -> Any:
     return lambda self, part, call, frame, n: None
 
 
+def predicts_twins(right: Any) -> Any:
+    """A call with arguments that only equal the predicted ones is taken for what was predicted."""
+
+    def gives(self: prediction.Template, key: Any, args: Any, entry: Any, target: Any, given: Any) -> bool:
+        if bool(right(self, key, args, entry, target, given)):
+            return True
+        made = self.fill(key, args) if entry is self.entry and not self.is_awaited else None
+        return made is not None and made[2] is target and made[3] == given
+
+    return gives
+
+
 NUMBERLESS = (Mutant("tries have no numbers", exchange.Exchange, "_new_attempt", numbers_no_try),)
 
 PROGRAM_MUTANTS = tuple(
@@ -405,6 +417,7 @@ PROGRAM_MUTANTS = tuple(
         Mutant("nothing is ever held", exchange.Exchange, "_count_vain", never_holds, 73),
         Mutant("an abort is told twice", exchange.Exchange, "_tell_all", tells_aborts_twice, 37),
         Mutant("what is awaited no more is not taken back", repair.Repair, "_take_back", takes_nothing_back, 95),
+        Mutant("a prediction may differ by a twin", prediction.Template, "gives", predicts_twins),
     )
 )
 

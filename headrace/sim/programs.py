@@ -51,6 +51,7 @@ TWIN_STEPS = ("get", "put", "put", "return the state")
 ODD_STEPS = ("spin", "dawdle", "forget", "return a set", "put a set")
 WRONG_STEPS = ODD_STEPS[2:]  # that end
 SELF = "the entity that calls"
+GIVEN = "the entity that it was told"
 NO_STATE = ...  # stays itself when it is copied
 
 Step = tuple[Any, ...]
@@ -77,7 +78,7 @@ class Shape(msgspec.Struct, frozen=True):
     relays: float = 0.2  # of the calls follow from the caller's arguments, and can be predicted
     odd: tuple[str, ...] = ()  # steps that a sane function does not have
     is_blind: bool = False  # most writes do not depend on the state that they replace
-    is_tangled: bool = False
+    kind: str = "mixed"  # or "tangled", or "relayed"
 
 
 def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 120) -> Shape:
@@ -86,7 +87,7 @@ def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 12
     size = min(rng.choice((2, 2, 3, 3, 3, 5, 5, 8, 12, 20, 40, 120)), size_max)
     shape = Shape(
         keys=rng.choice((1, 2, 3, 5, 8, 8, 12, 20, 20, 40)),
-        values=rng.choice(("any", "any", "twins", "few", "few", "few")),
+        values=rng.choice(("any", "twins", "twins", "few", "few", "few")),
         modulus=rng.choice((0, 0, 2, 3, 5, 11, 101)),
         bodies=rng.choice((1, 2, 4, 8, 20)),
         depth=depth,
@@ -102,7 +103,8 @@ def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 12
         odd=odd,
         is_blind=rng.random() < 0.5,
     )
-    return tangled(rng, shape) if rng.random() < 0.7 else shape
+    kind = rng.random()
+    return tangled(rng, shape) if kind < 0.75 else relayed(rng, shape) if kind < 0.83 else shape
 
 
 def tangled(rng: random.Random, shape: Shape) -> Shape:
@@ -112,16 +114,32 @@ def tangled(rng: random.Random, shape: Shape) -> Shape:
         shape,
         keys=rng.choice((4, 8, 16, 40)),
         values=rng.choice(("any", "few", "few")),
+        modulus=rng.choice((0, 0, 3, 101, 101)),
         bodies=rng.choice((3, 8, 20)),
-        depth=rng.choice((1, 2, 3)),
-        calls=rng.choice((1.0, 1.4, 1.8, 2.5)),
+        depth=rng.choice((1, 2, 3, 3, 3)),
+        calls=rng.choice((1.0, 1.4, 1.4, 1.8, 2.5)),
         reads=rng.choice((0.5, 1.0)),
         targets=rng.choice((2, 3, 4)),
         awaited=rng.choice((0.7, 0.9, 1.0)),
         aborts=rng.choice((0.0, 0.0, 0.3, 0.8)),
         skew=rng.choice((0.0, 0.0, 0.3)),
         relays=0.0,
-        is_tangled=True,
+        kind="tangled",
+    )
+
+
+def relayed(rng: random.Random, shape: Shape) -> Shape:
+    """Calls that follow from arguments, almost: they are predicted, and now and then something else is made."""
+    return msgspec.structs.replace(
+        shape,
+        keys=rng.choice((4, 8, 16, 40)),
+        values=rng.choice(("twins", "twins", "few")),
+        bodies=rng.choice((1, 1, 2)),
+        depth=rng.choice((1, 1, 2)),
+        calls=rng.choice((1.0, 2.0)),
+        awaited=rng.choice((0.0, 0.5, 0.9)),
+        relays=1.0,
+        kind="relayed",
     )
 
 
@@ -160,28 +178,37 @@ def draw_call(rng: random.Random, shape: Shape, keys: list[Any]) -> Step:
     if (
         rng.random() < shape.relays
     ):  # by its own arguments, so that it can be predicted; where the last is not 0, not always
-        key = draw_key(rng, shape, keys) if rng.random() < 0.8 else SELF
-        how, form, odds = "call" if is_awaited else "send", rng.choice((0, 2)), rng.choice((0, 0, 5))
+        key = rng.choice((draw_key(rng, shape, keys), draw_key(rng, shape, keys), SELF, GIVEN, GIVEN))
+        forms = (0, 2) if shape.values != "twins" else (0, 2, 4, 5)
+        how, form, odds = "call" if is_awaited else "send", rng.choice(forms), rng.choice((0, 0, 5))
         return "relay", how, rng.randrange(3), form, key, rng.randrange(shape.bodies), odds
+    if shape.kind == "tangled" and rng.random() < 0.2:  # here, nowhere or there
+        here, there = (draw_target(rng, shape, keys, "call") for _ in range(2))
+        return "call", here, draw_target(rng, shape, keys, "skip"), there
     kind = "send" if not is_awaited else "guard" if rng.random() < 0.1 else "call"
     targets = []
     for _ in range(rng.randint(1, shape.targets)):
         how = kind if rng.random() >= shape.wavering else rng.choice(("call", "send", "skip"))
-        form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
-        targets.append((how, rng.randrange(3), form, key, rng.randrange(shape.bodies)))
+        targets.append(draw_target(rng, shape, keys, how))
     return "call", *targets
 
 
+def draw_target(rng: random.Random, shape: Shape, keys: list[Any], how: str) -> tuple[Any, ...]:
+    form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
+    return how, rng.randrange(3), form, key, rng.randrange(shape.bodies)
+
+
 def draw_root(rng: random.Random, shape: Shape, keys: list[Any]) -> Root:
-    fuel = shape.depth if rng.random() < 0.7 else rng.randint(0, shape.depth)
+    fuel = shape.depth if rng.random() < 0.7 or shape.kind == "relayed" else rng.randint(0, shape.depth)
     form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
     return rng.randrange(3), form, key, (rng.randrange(shape.bodies), rng.randrange(10), fuel)
 
 
 def draw_form(rng: random.Random, shape: Shape) -> int:
-    """Of a function: only coroutines can await, and few take a value that is encoded."""
+    """Of a function: only coroutines can await, and few take a value that is encoded, or one that has twins."""
     is_wide = rng.random() < 0.2
-    return is_wide + 2 * (rng.random() < max(shape.awaited, 0.5))
+    is_async = rng.random() < max(shape.awaited, 0.5)
+    return 4 + is_async if shape.values == "twins" and rng.random() < 0.5 else is_wide + 2 * is_async
 
 
 def draw_key(rng: random.Random, shape: Shape, keys: list[Any]) -> Any:
@@ -228,7 +255,7 @@ def mix(acc: int, value: Any) -> int:
 
 
 class Interpreter:
-    """The app: three operators, four forms of function on each, and the bodies that they run."""
+    """The app: three operators, six forms of function on each, and the bodies that they run."""
 
     def __init__(self, name: str) -> None:
         self.app, self.hooks = App(name), Hooks()
@@ -259,7 +286,13 @@ class Interpreter:
         async def wide_async(ctx: Any, body, acc, fuel, payload) -> Any:  # type: ignore[no-untyped-def]
             return await drive_async(ctx, steps(ctx, combines, body, mix(acc, payload), fuel))
 
-        return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async)))
+        def twin(ctx: Any, body, acc, fuel, like) -> Any:  # type: ignore[no-untyped-def]
+            return drive_plain(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
+
+        async def twin_async(ctx: Any, body, acc, fuel, like) -> Any:  # type: ignore[no-untyped-def]
+            return await drive_async(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
+
+        return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async, twin, twin_async)))
 
     def load(self, bodies: list[Body], keys: list[Any], modulus: int = 0) -> None:
         """From now on the functions run these bodies."""
@@ -274,10 +307,13 @@ class Interpreter:
         mixed = mix(acc, value)
         return mixed % self.modulus if self.modulus else mixed
 
-    def steps(self, ctx: Any, combines: bool, body: int, acc: int, fuel: int) -> Generator[Any, Any, Any]:
-        """Run a body; yields the calls it wants to make, and is sent their results."""
+    def steps(
+        self, ctx: Any, combines: bool, body: int, acc: int, fuel: int, given_acc: int | None = None, like: Any = None
+    ) -> Generator[Any, Any, Any]:
+        """Run a body; yields the calls it wants to make, and is sent their results. What it relays follows from what it
+        was given: of a value that has twins, one that equals it."""
         self.runs += 1
-        given_acc, mix = acc, self.mix
+        mix, given_acc = self.mix, acc if given_acc is None else given_acc
         for kind, *given in self.bodies[body]:
             if self.seen is not None:
                 self.note(ctx, kind, given, acc, fuel)
@@ -306,8 +342,9 @@ class Interpreter:
                     acc = mix(acc, (yield how, self.forms[operator][form], key, (called, acc, fuel - 1)))
             elif kind == "relay" and fuel and (not given[5] or acc % given[5]):
                 how, operator, form, key, called, _ = given
-                key = ctx.key if key is SELF else key
-                acc = mix(acc, (yield how, self.forms[operator][form], key, (called, given_acc, 0)))
+                key = ctx.key if key is SELF else given_acc if key is GIVEN else key
+                relayed = (called, given_acc, 0) if form < 4 or like is None else (called, given_acc, 0, bool(like))
+                acc = mix(acc, (yield how, self.forms[operator][form], key, relayed))
             elif kind == "forget" and fuel and acc % given[0] == 0:
                 yield kind, self.forms[0][0], self.keys[0], (0, acc, 0)
             elif kind == "spin" and acc % given[0] == 0:
@@ -394,5 +431,7 @@ async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
 
 
 def arguments(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The wide forms take a value more, which is encoded."""
-    return (*args, [args[0], (args[1],)]) if function.name.startswith("wide") else args
+    """The wide forms take a value more, which is encoded; those with twins one that equals others."""
+    if function.name.startswith("wide"):
+        return (*args, [args[0], (args[1],)])
+    return (*args, TWINS[args[1] % 7]) if function.name.startswith("twin") and len(args) == 3 else args

@@ -14,7 +14,7 @@ from headrace.sim.cases import Judge, Verdict, draw_case, shrink
 from headrace.sim.mutants import PROGRAM_MUTANTS, Mutant, caught_by, look_of, planted
 from headrace.sim.schedules import SCHEDULES
 
-CASES = range(int(700 * float(os.environ.get("HEADRACE_EXAMPLES", "1"))))
+CASES = range(int(900 * float(os.environ.get("HEADRACE_EXAMPLES", "1"))))
 
 
 @pytest.fixture(scope="module")
