@@ -287,10 +287,12 @@ class Interpreter:
             return await drive_async(ctx, steps(ctx, combines, body, mix(acc, payload), fuel))
 
         def twin(ctx: Any, body, acc, fuel, like) -> Any:  # type: ignore[no-untyped-def]
-            return drive_plain(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
+            result = drive_plain(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
+            return result if fuel else ctx.put(like)  # which of the twins it was, shows
 
         async def twin_async(ctx: Any, body, acc, fuel, like) -> Any:  # type: ignore[no-untyped-def]
-            return await drive_async(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
+            result = await drive_async(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
+            return result if fuel else ctx.put(like)
 
         return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async, twin, twin_async)))
 
@@ -371,6 +373,7 @@ class Interpreter:
                 return
             target = given if kind == "relay" else given[acc % len(given)]
             self.seen["self-calls"] += target[3] is SELF or target[3] == ctx.key
+            self.seen["twins relayed"] += kind == "relay" and target[2] >= 4
             self.seen[f"calls {target[0]}"] += 1
         elif kind in ("put", "put what was read"):
             new, old = given[0] if kind == "put" else acc % given[0], ctx.get(NO_STATE)
