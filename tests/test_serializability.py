@@ -35,11 +35,7 @@ WAYS = st.builds(
     Way,
     st.integers(1, 12),
     st.sampled_from([0, 0, 1, 5, 1000]),
-    st.lists(
-        st.tuples(st.integers(1, 6), st.booleans(), st.sampled_from([0, 1, 4, 50]), st.booleans()),
-        min_size=1,
-        max_size=6,
-    ),
+    st.lists(CUTS, min_size=1, max_size=6),
 )
 
 

@@ -22,7 +22,8 @@ from rich.progress import Progress
 from headrace.sim.cases import Judge, Verdict, draw_case, shrink
 
 CASE_S_MAX = 600  # one that takes longer hangs
-SHRUNK_MAX = 3  # violations that are made smaller
+HANGS = "hangs"
+SHRUNK_MAX = 20  # seeds whose cases are made smaller at once
 
 
 class Tally(msgspec.Struct):
@@ -107,15 +108,21 @@ def programs_many(first: int, seconds: float, jobs: int, as_json: bool) -> bool:
             thread.start()
         for thread in threads:
             thread.join()
-    for found in tally.found[:SHRUNK_MAX]:
-        case, verdict = shrink(Judge(), draw_case(found["seed"]))
-        found["shrunk"] = case.described() | {"violations": verdict.violations}
+    make_smaller(tally.found)
     whole = tally.summary(time.monotonic() - began_s)
     if as_json:
         print(json.dumps(whole))
     else:
         tell(whole)
     return not whole["violations"]
+
+
+def make_smaller(found: list[dict[str, Any]]) -> None:
+    """Note with each violation a smaller case that shows it: once for a seed, and not for one that hangs."""
+    by_seed = {each["seed"]: each for each in found if not each["violation"].startswith(HANGS)}
+    for seed in list(by_seed)[:SHRUNK_MAX]:  # the others on demand: --seed N --shrink
+        case, verdict = shrink(Judge(), draw_case(seed))
+        by_seed[seed]["shrunk"] = case.described() | {"violations": verdict.violations}
 
 
 def run_part(first: int, step: int, until_s: float) -> Iterator[Verdict]:
@@ -129,7 +136,7 @@ def run_part(first: int, step: int, until_s: float) -> Iterator[Verdict]:
                 yield msgspec.json.decode(line, type=Verdict)
                 seed += step
         if part.returncode:
-            yield Verdict(seed, [f"hangs: its process ended, or it took more than {CASE_S_MAX} seconds"])
+            yield Verdict(seed, [f"{HANGS}: its process ended, or it took more than {CASE_S_MAX} seconds"])
             seed += step
 
 

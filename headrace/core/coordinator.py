@@ -81,6 +81,7 @@ Event = Submit | Tick | Received | Lost | Overran | Read | Rescale | TakeSnapsho
 Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Perform | Rescaled | journal.Effect
 
 
+WORKER_STATS = ("ran", "repairs", "waits", "predicted", "rows_told")
 REPLAY_CHANCES = 7  # to return in time, for a transaction that may have been answered before a recovery
 TERM_BITS = 20  # of a term count what happens to the workers of one coordinator; those above are the log's
 
@@ -159,6 +160,7 @@ class Coordinator(Between):
         self.limits_told: dict[str, int] | None = None  # those that the workers run under
         self.stats = {"rounds": 0, "gathers": 0, "gathered": 0, "recoveries": 0, "lone": 0}
         self.worker_stats: dict[int, dict[str, int]] = {}  # of this term, by worker
+        self.past_stats = dict.fromkeys(WORKER_STATS, 0)  # of all earlier terms
 
     def check(self, workers: int) -> None:
         if self.forced not in MODES:
@@ -480,6 +482,7 @@ class Coordinator(Between):
         self.flights.clear()
         self.telling.clear()
         self.predictions_told, self.limits_told = 0, None
+        self.past_stats = self._summed_stats()
         self.worker_stats.clear()
         self.gathered.clear()
         for entry in self.program.entries:
@@ -546,10 +549,11 @@ class Coordinator(Between):
             "aborted": self.aborted,
             "shard_map": self.shards.version,
             **self.stats,
-            **{
-                name: sum(stats[name] for stats in list(self.worker_stats.values()))
-                for name in ("ran", "repairs", "waits", "predicted", "rows_told")
-                if self.worker_stats
-            },
+            **self._summed_stats(),
             "predicted_functions": len(self.predictions),
         }
+
+    def _summed_stats(self) -> dict[str, int]:
+        """What workers have counted, in all terms."""
+        now = list(self.worker_stats.values())
+        return {name: before + sum(stats[name] for stats in now) for name, before in self.past_stats.items()}

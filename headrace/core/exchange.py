@@ -37,7 +37,7 @@ class Caps(NamedTuple):
     repairs: int = 4  # how often in vain, for one transaction,
     repairs_per_call: int = 2  # and for each of its calls here
     epoch_repairs: int = 64  # how often for all transactions of an epoch,
-    epoch_part: int = 2  # and once for so many of them
+    epoch_part: int = 2  # and once more for each this many transactions
 
 
 NOBODY: Caller = (0, 0, 0, 0)

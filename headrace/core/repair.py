@@ -263,7 +263,7 @@ class Repair(Exchange):
                 if frame is not None:
                     frame.is_running = False
                     if frame.segments:
-                        self._trim(call, frame)
+                        self._trim(frame)
                 if call.entry.context is not context:
                     self.spare[call.entry].append(context)
                 self._complete(part, call, result)
@@ -357,7 +357,7 @@ class Repair(Exchange):
         spare = self.spare[entry]
         entry.bind(spare.pop() if spare else self._context(entry))
 
-    def _trim(self, call: Call, frame: Frame) -> None:
+    def _trim(self, frame: Frame) -> None:
         """Forget what a call did after awaits that it no longer makes."""
         for n in [n for n in frame.segments if not frame.awaited >> n & 1]:
             self._unlink(frame.segments.pop(n))
@@ -475,7 +475,7 @@ class Repair(Exchange):
             self._ripple(call, chain, locate(chain, record.order))
         if call.frame is not None:
             call.frame.is_running = False
-            self._trim(call, call.frame)
+            self._trim(call.frame)
             self._take_back(part, call, call.frame, n)
         place = record.order[1]
         if call.failure is not None:
@@ -528,7 +528,7 @@ class Repair(Exchange):
         if frame.segments:
             if n in frame.segments:
                 self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
-            self._trim(call, frame)
+            self._trim(frame)
         if len(call.made) > 1:
             self._take_back(part, call, frame, n)
         if call.entry.context is context:
@@ -576,7 +576,7 @@ class Repair(Exchange):
             self._let_go(part, call)
         if call.frame is not None:
             call.frame.awaited = 0
-            self._trim(call, call.frame)
+            self._trim(call.frame)
         self._unlink(call)
 
     def _look_again(self, part: Part, tid: int) -> None:

@@ -18,7 +18,7 @@ from headrace.core.program import Entry
 EPOCHS_FIRST, EPOCHS_MAX = 8, 256  # without a try, the first time and at most
 SAMPLE_FIRST = 64  # transactions of a sample, the first time
 HELD_MIN = 4  # in an epoch: fewer are no storm
-LATE_PART = 10  # where more than one entity for so many rows was asked for late, gathering at once does not pay
+LATE_PART = 10  # gathering at once does not pay if more than one entity per this many rows was asked for late
 
 
 class Rest:

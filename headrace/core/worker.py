@@ -137,6 +137,7 @@ class Worker(Gathering):
         self._run_by(Program(self.app, self.config, self.like))
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
         self.progress, self.early, self.held = {}, {}, deque()
+        self.predicted = self.rows_told = 0
 
     def _run_by(self, program: Program) -> None:
         self.program, self.serial, self.ordered = program, SerialExecutor(program), OrderedExecutor(program, self.me)

@@ -115,7 +115,7 @@ SCENARIOS = (
         transfers,
         limits={"replay_transactions_max": 1, "entities_per_frame_max": 1, "epoch_transactions_max": 2},
     ),
-    Scenario("a limit that only a run alone can judge", transfers, workers=3, limits={"calls_max": 2}),
+    Scenario("a limit that only the transaction as a whole meets", transfers, workers=3, limits={"calls_max": 2}),
     Scenario("more workers, then fewer", transfers, besides=lambda world: rescale_twice(world)),
     Scenario(
         "state read on the way", appends, workload="append", besides=lambda world: world.after(21_000, look, world)

@@ -393,6 +393,16 @@ def takes_nothing_back(right: Any) -> Any:
     return lambda self, part, call, frame, n: None
 
 
+def fails_at_two_places(right: Any) -> Any:
+    """A call that fails elsewhere than before: its first failure stays."""
+
+    def fail(self: Any, part: Any, call: Any, *rest: Any) -> None:
+        call.failure = None
+        right(self, part, call, *rest)
+
+    return fail
+
+
 def predicts_twins(right: Any) -> Any:
     """A call with arguments that only equal the predicted ones is taken for what was predicted."""
 
@@ -410,14 +420,15 @@ NUMBERLESS = (Mutant("tries have no numbers", exchange.Exchange, "_new_attempt",
 PROGRAM_MUTANTS = tuple(
     mutant._replace(look=in_a_case)
     for mutant in (
-        Mutant("tries are counted by each call", chain.Frame, "renew", counts_tries_by_frame, 328, besides=NUMBERLESS),
-        Mutant("an answer to an older try is taken", exchange.Exchange, "answered", takes_any_try, 40),
-        Mutant("an equal put leaves no record", repair.Repair, "_close", closes_over_equal_puts, 364),
-        Mutant("an equal put is dropped", contexts.OrderedContext, "put", drops_equal_puts, 308),
-        Mutant("nothing is ever held", exchange.Exchange, "_count_vain", never_holds, 73),
-        Mutant("an abort is told twice", exchange.Exchange, "_tell_all", tells_aborts_twice, 37),
-        Mutant("what is awaited no more is not taken back", repair.Repair, "_take_back", takes_nothing_back, 95),
-        Mutant("a prediction may differ by a twin", prediction.Template, "gives", predicts_twins),
+        Mutant("tries are counted by each call", chain.Frame, "renew", counts_tries_by_frame, 131, besides=NUMBERLESS),
+        Mutant("an answer to an older try is taken", exchange.Exchange, "answered", takes_any_try, 30),
+        Mutant("an equal put leaves no record", repair.Repair, "_close", closes_over_equal_puts, 340),
+        Mutant("an equal put is dropped", contexts.OrderedContext, "put", drops_equal_puts, 9),
+        Mutant("nothing is ever held", exchange.Exchange, "_count_vain", never_holds, 286),
+        Mutant("an abort is told twice", exchange.Exchange, "_tell_all", tells_aborts_twice, 0),
+        Mutant("what is awaited no more is not taken back", repair.Repair, "_take_back", takes_nothing_back, 305),
+        Mutant("a prediction may differ by a twin", prediction.Template, "gives", predicts_twins, 223),
+        Mutant("a failure that moved stays where it was", repair.Repair, "_fail", fails_at_two_places, 525),
     )
 )
 
@@ -441,7 +452,7 @@ MUTANTS = (
     Mutant("aborted writes are seen", chain, "value_before", shows_aborted_writes, 16),
     Mutant("1 is True", chain, "same", says_one_is_true, look=one_becomes_true),
     Mutant(
-        "merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 248, look=in_a_case
+        "merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 338, look=in_a_case
     ),
     Mutant("cancelled calls stay", ordered.OrderedExecutor, "cancel", cancels_nothing, 128),
     Mutant("a failure that was mended stays", ordered.OrderedExecutor, "mended", hears_no_mending, 16),
@@ -449,6 +460,6 @@ MUTANTS = (
     Mutant("an answer that changes is not heard", ordered.OrderedExecutor, "answered", answers_once, 28),
     Mutant("the last failure wins", worker.Worker, "_report", last_failure_wins, 16),
     Mutant("a busy worker says it is idle", ordered.OrderedExecutor, "is_idle", reports_while_busy, 53),
-    Mutant("who runs alone sees the future", gathering.Gathering, "_state_below", lends_the_latest, 7),
-    Mutant("a write of a run alone is lost", stretch.Stretch, "writes", installs_nothing, 7),
+    Mutant("what is lent is of the future", gathering.Gathering, "_state_below", lends_the_latest, 7),
+    Mutant("a write of a stretch is lost", stretch.Stretch, "writes", installs_nothing, 7),
 )

@@ -134,5 +134,5 @@ def changing(rng: random.Random) -> Schedule:
 
 
 SIMPLE = (at_random, in_turn, sticky, newest, starved, weighted, ranked, messages_first, work_first)
-SCHEDULES = {make.__name__: make for make in (*SIMPLE, at_random, changing)}
+SCHEDULES = {make.__name__: make for make in (*SIMPLE, changing)}
 UNEVEN = ("starved", "weighted", "sticky", "changing")

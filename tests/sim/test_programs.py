@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+from headrace.cli.programs import HANGS, Tally, make_smaller
 from headrace.sim.cases import Judge, Verdict, draw_case, shrink
 from headrace.sim.mutants import PROGRAM_MUTANTS, Mutant, caught_by, look_of, planted
 from headrace.sim.schedules import SCHEDULES
@@ -69,6 +70,22 @@ def test_a_case_that_fails_is_made_smaller() -> None:
     assert verdict.violations
     assert len(smaller.roots) < len(case.roots)
     assert judge.judge(smaller).violations == []
+
+
+def test_what_was_found_is_told_with_a_smaller_case_unless_it_hangs() -> None:
+    mutant = next(mutant for mutant in PROGRAM_MUTANTS if mutant.name == "an abort is told twice")
+    tally = Tally()
+    with planted(mutant):
+        verdict = Judge().judge(draw_case(mutant.hint))
+        verdict.violations.append("and another one")
+        tally.add(verdict)
+        tally.add(Verdict(mutant.hint + 1, [f"{HANGS}: it took more than a while"]))
+        make_smaller(tally.found)
+    told = tally.summary(1.0)
+    assert told["violations"] == len(told["found"]) == len(verdict.violations) + 1
+    (smaller,) = [each["shrunk"] for each in told["found"] if "shrunk" in each]
+    assert smaller["violations"]
+    assert len(smaller["roots"]) < verdict.transactions
 
 
 def test_a_case_follows_from_its_seed_alone() -> None:
