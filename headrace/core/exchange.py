@@ -89,6 +89,7 @@ class Exchange(ABC):
     workers: int
     shards: ShardMap
     calls_max: int
+    bytes_max: int
     aborted: set[int]
     attempts: int
     repairs: int
@@ -157,6 +158,13 @@ class Exchange(ABC):
             part.suspects.add(tid)
         elif count + part.vain_of.get(tid, 0) > part.tries_max:
             self._hold(part, tid)
+
+    def _count_bytes(self, part: Part, tid: int, size: int) -> None:
+        """If all workers together are over the limit, one of them is over its share of it."""
+        if size:
+            part.bytes[tid] = total = part.bytes.get(tid, 0) + size
+            if total * self.workers > self.bytes_max:
+                part.suspects.add(tid)
 
     def _count_vain(self, part: Part, tid: int) -> bool:
         """A run of this transaction was in vain. If it had its share of them, or the epoch has, it is held."""

@@ -49,15 +49,18 @@ class SerialExecutor:
         self.depth_max = program.config.depth_max
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
         self.raised_in: tuple[Entry, Key] | None = None  # where an exception came from, if from an awaited call
+        self.is_running = False
         self.tracked: TrackedExecutor | None = None  # for transactions that cannot be run here
         self.bind()
 
     @property
     def running(self) -> int:
         """The TID that runs now, 0 if none. For an onlooker in another thread."""
-        epoch = getattr(self.transaction, "epoch", None)
-        at = len(epoch.results) if epoch is not None else 0
-        return epoch.tids[at] if epoch is not None and at < len(epoch.tids) else 0
+        if not self.is_running:  # no epoch, or it waits for the response to an external call
+            return 0
+        epoch = self.transaction.epoch
+        at = len(epoch.results)
+        return epoch.tids[at] if at < len(epoch.tids) else 0
 
     def bind(self) -> None:
         """Take the program's functions over from the other mode."""
@@ -83,7 +86,7 @@ class SerialExecutor:
         by the same lines, written twice: a method between them would cost a tenth of the whole."""
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
-        transaction.epoch = epoch
+        transaction.epoch, self.is_running = epoch, True
         notes, first = self.program.notes, NOWHERE
         rows = zip(epoch.entries, epoch.keys, epoch.args, strict=True)
         for root, root_key, args in islice(rows, start, stop) if start or stop else rows:
@@ -153,10 +156,12 @@ class SerialExecutor:
                 if is_void:
                     needs = self._run_tracked(epoch, root)
                     if needs is not None:
+                        self.is_running = False
                         return needs
                 else:
                     epoch.failures[len(results)] = failure
                     results.append(None)
+        self.is_running = False
         if len(results) == len(epoch):
             epoch.phase = FINAL
         return None
@@ -282,6 +287,20 @@ Walk = Generator[tuple[Entry, Key], None, Need | None]
 """A row on its way: yields the entities whose state has to be found before it can go on."""
 
 
+class Carried(BaseException):
+    """A StopIteration of a function, on its way out of a generator: Python would make a RuntimeError of it."""
+
+    def __init__(self, error: StopIteration) -> None:
+        self.error = error
+
+
+def run_carefully(entry: Entry, args: Args) -> Any:
+    try:
+        return entry.run(*args)
+    except StopIteration as error:
+        raise Carried(error) from None
+
+
 class TrackedExecutor(SerialExecutor):
     """The same, one row at a time, and with the path of every call. It can wait before any call."""
 
@@ -318,7 +337,8 @@ class TrackedExecutor(SerialExecutor):
             transaction.undo.clear()
             epoch.results.append(result)
         except BaseException as error:
-            failure, needs = self._failure(error, entry, key), transaction.needs
+            raised = error.error if isinstance(error, Carried) else error
+            failure, needs = self._failure(raised, entry, key), transaction.needs
             self._retire(context)
             self._roll_back(entry, key, NOWHERE)
             if needs is not None:
@@ -336,7 +356,7 @@ class TrackedExecutor(SerialExecutor):
         entry.bind(context)
         context.key = key
         context._state = before = entry.find(key)
-        result = entry.run(*args)
+        result = run_carefully(entry, args)
         if not entry.is_plain:
             try:
                 awaited = result.send(None)
@@ -363,7 +383,7 @@ class TrackedExecutor(SerialExecutor):
                     yield awaited.entry, key
                 context.key, before = key, awaited.entry.find(key)
                 context._state = before
-                answer = awaited.entry.run(*awaited.args)
+                answer = run_carefully(awaited.entry, awaited.args)
                 if not awaited.entry.is_plain:
                     coroutine, answer = answer, None
                 while True:  # until somebody awaits again

@@ -41,6 +41,7 @@ from headrace.wire.messages import (
     Need,
     Respond,
     StretchRows,
+    in_parts,
 )
 from headrace.wire.values import size_of
 
@@ -81,7 +82,7 @@ class Gathering(ABC):
         if gather.worker == self.me:
             self._begin_stretch(part, progress, gather)
         else:
-            self.ordered.tell(part, gather.worker, Lent(gather.first, self._lent(part, progress, gather)))
+            self._tell_state(part, gather.worker, Lent, gather.first, self._lent(part, progress, gather))
 
     def _lent(self, part: Part, progress: Progress, gather: Gather) -> Entities:
         roots = dict.fromkeys(self._roots(part, progress, gather))
@@ -131,7 +132,9 @@ class Gathering(ABC):
         run = progress.run
         assert run is not None, "whoever gathers has been given the epoch"
         if self.stretch is None or self.stretch.like is not self.program:
+            ran = 0 if self.stretch is None else self.stretch.executor.ran
             self.stretch = Stretch(self.program)
+            self.stretch.executor.ran = ran
         epoch = Epoch(gather.epoch, 0, 0)
         rows = list(self._rows(part, progress, gather))
         epoch.entries = [row[1] for row in rows]
@@ -160,19 +163,26 @@ class Gathering(ABC):
         for row in rows:
             if isinstance(row, Asked):
                 lent = [(*entity, self._state_below(entity, row.tid)) for entity in row.entities]
-                self.ordered.tell(part, source, Lent(row.tid, lent))
+                self._tell_state(part, source, Lent, row.tid, lent)
             elif isinstance(row, Installed):
-                self._install(part, progress, row.tid, row.entities)
+                progress.installed += row.entities
+                if row.is_last:
+                    entities, progress.installed = progress.installed, []
+                    self._install(part, progress, row.tid, entities)
             elif progress.gather is None:
                 progress.lent_early.append((source, row))
             else:
                 self._take_lent(progress, source, row)
 
+    def _tell_state(self, part: Part, worker: int, kind: type[Lent | Installed], tid: int, entities: Entities) -> None:
+        for some, is_last in in_parts(entities, self.config.entities_per_frame_max):
+            self.ordered.tell(part, worker, kind(tid, some, is_last))
+
     def _take_lent(self, progress: Progress, source: int, lent: Lent) -> None:
         assert self.stretch is not None
         for operator, key, state in lent.entities:
             self.stretch.lend(operator, key, state)
-        progress.awaited[source] -= 1
+        progress.awaited[source] -= lent.is_last
         if not progress.awaited[source]:
             del progress.awaited[source]
 
@@ -236,8 +246,9 @@ class Gathering(ABC):
         self.hints = [each for owner, some in self._by_owner(used).items() if owner != self.me for each in some]
         del self.hints[HINTS_MAX:]
         writes = self._by_owner(self.stretch.writes())
+        self.stretch.forget()
         for worker in sorted({*gather.lenders, *writes} - {self.me}):
-            self.ordered.tell(part, worker, Installed(gather.last, writes.get(worker, [])))
+            self._tell_state(part, worker, Installed, gather.last, writes.get(worker, []))
         self._install(part, progress, gather.last, writes.get(self.me, []))
 
     # --- the end ---

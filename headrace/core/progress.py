@@ -6,7 +6,7 @@ from typing import Any
 
 from headrace.core.changelog import Changes
 from headrace.core.epoch import Epoch
-from headrace.wire.messages import Failure, Gather, Need, Run
+from headrace.wire.messages import Entities, Failure, Gather, Need, Run
 
 
 class Progress:
@@ -26,5 +26,6 @@ class Progress:
         self.gather: Gather | None = None  # a stretch of it that is being gathered
         self.awaited: dict[int, int] = {}  # by worker: how many messages of state the gatherer still waits for
         self.lent_early: list[tuple[int, Any]] = []  # before the own `Gather` came
+        self.installed: Entities = []  # what a stretch has changed, until all of it is here
         self.told = 0  # rows of the stretch whose outcomes the coordinator knows
         self.late = 0  # entities that were asked for while the stretch ran

@@ -128,13 +128,15 @@ class Repair(Exchange):
     def _fold(self, part: Part, call: Call, state: Any, deltas: tuple[Any, ...]) -> Any:
         combine, values, self.running = call.entry.operator.combine, self.values, call.order[0]
         assert combine is not None
-        for delta in deltas:
-            if state is MISSING:
-                state = delta
-            else:
-                state = values.seal(combine(values.unseal(state), values.unseal(delta)))
-                self._count_bytes(part, call.order[0], size_of(state))
-        self.running = 0
+        try:
+            for delta in deltas:
+                if state is MISSING:
+                    state = delta
+                else:
+                    state = values.seal(combine(values.unseal(state), values.unseal(delta)))
+                    self._count_bytes(part, call.order[0], size_of(state))
+        finally:
+            self.running = 0
         return state
 
     def _ripple(self, call: Call, chain: Chain, at: int) -> None:
@@ -438,13 +440,6 @@ class Repair(Exchange):
         if count:
             part.queued.setdefault(tid, {})[place] = count
         self._count_calls(part, tid, self.calls_here(part, tid))
-
-    def _count_bytes(self, part: Part, tid: int, size: int) -> None:
-        """If all workers together are over the limit, one of them is over its share of it."""
-        if size:
-            part.bytes[tid] = total = part.bytes.get(tid, 0) + size
-            if total * self.workers > self.bytes_max:
-                part.suspects.add(tid)
 
     def _fail(
         self, part: Part, call: Call, n: int, before: Any, error: BaseException, context: Any, coroutine: Any

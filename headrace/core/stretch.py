@@ -126,15 +126,19 @@ class Stretch:
     def begin(self, epoch: Epoch, decreed: dict[int, str], own: Callable[[Entity], Any]) -> None:
         """`epoch` has the rows; those in `decreed` abort for this reason. `own` gives the state of an entity of this
         worker's; a LookupError says that it is another's."""
-        for layer in (self.program.tables, self.program.bases, self.program.later):
-            for each in layer.values():
-                each.clear()
-        self.executor.walk = None
+        self.forget()
         self.epoch, self.own, self.is_new = epoch, own, True
         self.program.seed = self.like.seed
         epoch.entries = [self.program.numbered[entry.number] for entry in epoch.entries]
         for row, why in decreed.items():
             epoch.entries[row] = self.executor.decreed(epoch.entries[row], why)
+
+    def forget(self) -> None:
+        """It is over: nothing that was lent is kept."""
+        for layer in (self.program.tables, self.program.bases, self.program.later):
+            for each in layer.values():
+                each.clear()
+        self.executor.walk, self.epoch = None, Epoch(0, 0, 0)
 
     def lend(self, operator: str, key: Key, state: Any) -> None:
         self.program.bases[operator].setdefault(key, MISSING if state == MISSING else state)

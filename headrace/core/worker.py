@@ -137,7 +137,7 @@ class Worker(Gathering):
         self._run_by(Program(self.app, self.config, self.like))
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
         self.progress, self.early, self.held = {}, {}, deque()
-        self.predicted = self.rows_told = 0
+        self.stretch, self.predicted, self.rows_told = None, 0, 0
 
     def _run_by(self, program: Program) -> None:
         self.program, self.serial, self.ordered = program, SerialExecutor(program), OrderedExecutor(program, self.me)
@@ -149,6 +149,7 @@ class Worker(Gathering):
         config = self.config if limits is None else dataclasses.replace(self.config, **limits)
         self._run_by(Program(self.app, config, self.like if limits is None else None, over=self.program))
         self.ordered.workers = self.workers
+        self.ordered.ran, self.ordered.repairs, self.ordered.waits = before.ran, before.repairs, before.waits
         self.ordered.place(before.shards)
         (self.serial if self.mode == "serial" else self.ordered).bind()
 

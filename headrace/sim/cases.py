@@ -113,8 +113,10 @@ def draw_case(seed: int) -> Case:
     if rng.random() < 0.4 or is_relayed:  # what was learned in an epoch is predicted in later ones
         limits["epoch_transactions_max"] = rng.choice((1, 2, 7, 20, 40, 150))
     workers = rng.choice((2, 2, 3, 3, 4, 4, 5, 6) if not is_tangled else (3, 4, 5, 6))
+    limits_rng = random.Random(f"headrace case {seed} limits")
     config = Config(
         **limits,
+        entities_per_frame_max=limits_rng.choice((1, 3, 10_000, 10_000)),
         epochs_in_flight_max=rng.choice((1, 2, 2, 4)),
         slice_calls_max=rng.choice((1, 2, 5, 50, 500)),
         predict_after_runs=rng.choice((1, 2, 16, 16, 1000) if not is_relayed else (1, 1, 2, 16)),
@@ -123,7 +125,7 @@ def draw_case(seed: int) -> Case:
     is_calm = rng.random() < 0.75
     if rng.random() < 0.15:
         caps = CAUTIOUS
-    elif count * size_of(shape) < BOLD_CALLS_MAX and random.Random(f"headrace case {seed} caps").random() < 0.7:
+    elif count * size_of(shape) < BOLD_CALLS_MAX and limits_rng.random() < 0.7:
         caps = BOLD
     else:
         caps = Caps()
@@ -199,6 +201,8 @@ class Watched(Fleet):
                     raise TooMuch("a message is sent again, though none was lost,")
             elif isinstance(effect, SetTimer) and effect.at_us <= self.now_us and not self._has_work(node):
                 raise RuntimeError(f"node {node} wants to go on at {effect.at_us}, it is {self.now_us}")
+        if node in self.workers and self.workers[node].running:
+            raise RuntimeError(f"worker {node} says that TID {self.workers[node].running} runs, and nothing does")
         super()._apply(node, effects)
 
     def _has_work(self, node: int) -> bool:

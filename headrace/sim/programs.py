@@ -27,7 +27,11 @@ class Trouble(Exception):
     """An ordinary exception of the app's own."""
 
 
-RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit)
+class Ended(Exception):
+    """Stands for a StopIteration of a plain function, which `steps` cannot raise."""
+
+
+RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit, Ended)
 KEYS: tuple[Any, ...] = (*"abcdefgh1", *range(0, 64, 3), b"a", b"1", *(f"key {n}" for n in range(9)))
 TWINS: tuple[Any, ...] = (1, True, 1.0, 0, False, 0.0, -0.0)  # equal in Python, and yet not the same
 FEW: tuple[Any, ...] = (0, 1, 2)  # so few that equal ones meet
@@ -405,6 +409,8 @@ def drive_plain(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
                 ctx.call_async(function, key, *arguments(function, args))
     except StopIteration as stop:
         return stop.value
+    except Ended as ended:
+        raise StopIteration(str(ended)) from None
 
 
 async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:

@@ -256,9 +256,10 @@ class Revived(Row, frozen=True, tag=6):
 
 
 class Lent(Row, frozen=True, tag=7):
-    """State for the stretch that begins with this TID, as it is below it."""
+    """State for the stretch that begins with this TID, as it is below it; in parts of bounded size."""
 
     entities: Entities
+    is_last: bool = True
 
 
 class Asked(Row, frozen=True, tag=8):
@@ -268,12 +269,14 @@ class Asked(Row, frozen=True, tag=8):
 
 
 class Installed(Row, frozen=True, tag=9):
-    """What a stretch that ends with this TID has changed: it is over."""
+    """What a stretch that ends with this TID has changed, in parts of bounded size; with the last one it is over."""
 
     entities: Entities
+    is_last: bool = True
 
 
 StretchRows = Lent | Asked | Installed
+STATE_ROWS = frozenset((Lent, Installed))
 Rows = Made | Cancelled | Answered | Failed | Mended | Aborted | Revived | StretchRows
 
 
@@ -318,11 +321,15 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True
 
 
 def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
-    """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch."""
-    if size < PART_BYTES_MAX:
-        return [rows]
-    count = max(1, len(rows) * PART_BYTES_MAX // size)
-    return [rows[at : at + count] for at in range(0, len(rows), count)]
+    """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch; of
+    state that is lent or given back, each part but the last ends a message."""
+    pieces = []
+    if not STATE_ROWS.isdisjoint(map(type, rows)):
+        ends = [end for end, row in enumerate(rows, start=1) if type(row) in STATE_ROWS and not row.is_last]
+        pieces = [rows[at:end] for at, end in zip([0, *ends], ends, strict=False)]
+        rows = rows[ends[-1] if ends else 0 :]
+    count = max(1, len(rows) if size < PART_BYTES_MAX else len(rows) * PART_BYTES_MAX // size)
+    return pieces + [rows[at : at + count] for at in range(0, len(rows), count)]
 
 
 def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
