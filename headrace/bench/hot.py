@@ -31,6 +31,7 @@ from headrace.wire.messages import Final, Run
 EPOCH = 1_000
 CALLS_OF_ORDER = 2  # with itself
 CASES = {"one": 1, "hundred": 100}
+TIMES_SERIAL, BESIDES_MS = 20, 20  # an epoch should take no longer than so many times its serial time, and this
 
 app = App("hot")
 order = app.operator("order")
@@ -140,6 +141,7 @@ def figures(runs: list[Measured]) -> dict[str, Any]:
         found[name] = round(found[name])
     longest = max(runs, key=lambda one: one.longest_epoch_ms)
     found |= {name: round(getattr(longest, name), 1) for name in ("longest_epoch_ms", "its_serial_ms")}
+    found["allowed_ms"] = round(TIMES_SERIAL * longest.its_serial_ms + BESIDES_MS, 1)
     return found | {"same_as_serial": all(one.same_as_serial for one in runs)}
 
 
@@ -157,6 +159,7 @@ def summary(result: dict[str, Any]) -> Table:
         ("gathered", "gathered", ",.0f"),
         ("the longest epoch, ms", "longest_epoch_ms", ".1f"),
         ("serially, ms", "its_serial_ms", ".1f"),
+        ("allowed, ms", "allowed_ms", ".1f"),
     ):
         table.add_row(label, *(format(each[name], shape) for each in shown))
     table.add_row("same as serial", *("yes" if each["same_as_serial"] else "NO" for each in shown))
