@@ -19,7 +19,21 @@ from headrace.core.channel import Received
 from headrace.core.coordinator import Lost
 from headrace.errors import BadMessage, HeadraceError
 from headrace.wire.codec import MESSAGE_BYTES_MAX, decode_frame, encode
-from headrace.wire.messages import Aborted, Begin, Failed, Final, Frame, Gather, Idle, Made, Run, Show, Shown, Traffic
+from headrace.wire.messages import (
+    Aborted,
+    AnsweredAll,
+    Begin,
+    Failed,
+    Final,
+    Frame,
+    Gather,
+    Idle,
+    Made,
+    Run,
+    Show,
+    Shown,
+    Traffic,
+)
 from tests.cluster import Cluster, check_like, exactly, looped, on, outcome, serially
 
 app = App("bad")
@@ -440,6 +454,8 @@ NONSENSE: dict[str, Any] = {
     "a negative function": made(6, function=-1),
     "a TID of another epoch": made(1),
     "an abort of a TID of another epoch": Aborted(1),
+    "answers to TIDs of which one is of another epoch": AnsweredAll(6, 1, [6, 1], [0, 0]),
+    "more answers than TIDs": AnsweredAll(6, 1, [6], [0, 0]),
 }
 
 

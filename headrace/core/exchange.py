@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headrace.core import order
-from headrace.core.chain import NOT_YET, Call, Caller, Made, Record, new_call, same, same_call, same_target
+from headrace.core.chain import NOT_YET, PREDICTED, Call, Caller, Made, Record, new_call, same, same_call, same_target
 from headrace.core.placement import ShardMap
 from headrace.core.prediction import Predictions
 from headrace.core.program import Entry, Program
 from headrace.core.signature import Args
 from headrace.wire import messages as wire
-from headrace.wire.messages import Aborted, Answered, Cancelled, Failure, Mended, Revived, Rows
+from headrace.wire.messages import Aborted, Answered, AnsweredAll, Cancelled, Failure, Mended, Revived, Rows
 from headrace.wire.values import Key
 
 
@@ -78,6 +78,7 @@ class Part:
         )  # predicted calls that came, or were cancelled, before their turn
         self.waiting: dict[Call, None] = {}  # calls whose coroutine waits for an answer
         self.outbox: dict[int, list[Any]] = {}
+        self.answers: dict[bytes, AnsweredAll] = {}  # those in there that may grow, by the place of the predicted calls
 
     def owner(self, tid: int) -> int:
         return self.owners[self.tids.index(tid)]
@@ -245,8 +246,9 @@ class Exchange(ABC):
 
     def _caller(self, call: Call, n: int) -> Caller:
         """A call, as the caller of its call number `n`."""
+        frame: Any = call.frame
         depth = 1 if call.caller is None else call.caller[2] + 1
-        return (self.me, len(call.order[1]), depth, call.frame.attempt(n))  # type: ignore[union-attr]
+        return (self.me, len(call.order[1]), depth, frame.attempts.get(n, frame.first))
 
     def _new_attempt(self) -> int:
         """A number for a try of an awaited call that no other has, as long as this executor lives."""
@@ -429,6 +431,8 @@ class Exchange(ABC):
                 call = self.answered(part, tid, row.place, row.number, row.attempt, row.result)
                 if call is not None:
                     self._go_on(part, call)
+            elif isinstance(row, AnsweredAll):
+                self._hear_all(part, row)
             elif isinstance(row, Cancelled):
                 self.cancel(part, tid, row.place)
             elif isinstance(row, wire.Failed):
@@ -439,6 +443,20 @@ class Exchange(ABC):
                 self.abort(part, tid)
             elif isinstance(row, Revived):
                 self.revive(part, tid)
+
+    def _hear_all(self, part: Part, row: AnsweredAll) -> None:
+        """Answers to predicted calls of roots, most of which wait for just that."""
+        calls, n, root = part.calls, row.number, order.ROOT
+        for tid, result in zip(row.tids, row.results, strict=True):
+            call = calls.get(tid)
+            frame: Any = call.frame if type(call) is Call and call.order[1] is root else None
+            is_first = frame is not None and frame.first == PREDICTED and not frame.attempts
+            if is_first and frame.waits_for == n and frame.coroutine is not None:
+                frame.answers[n] = result
+            else:
+                call = self.answered(part, tid, root, n, PREDICTED, result)
+            if call is not None:
+                self._go_on(part, call)
 
 
 def by_number(queue: list[Any]) -> dict[int, Made]:

@@ -33,7 +33,7 @@ from headrace.core.placement import ShardMap
 from headrace.core.prediction import Lessons, Predictions
 from headrace.core.program import MISSING, Entry, Program
 from headrace.core.repair import Repair
-from headrace.wire.messages import Answered
+from headrace.wire.messages import AnsweredAll
 from headrace.wire.values import HIGH, LOW, Key
 
 
@@ -137,15 +137,27 @@ class OrderedExecutor(Repair):
                 if transaction.queue or transaction.is_marked or entry.lessons is not None:
                     self._complete(part, call, call.result)
                 else:
-                    call.answered = result = call.result
-                    answer = Answered(tid, order.ROOT, place[1], PREDICTED, result)  # predicted calls are few: one byte
-                    self.tell(part, call.caller[0], answer)  # type: ignore[index]
+                    call.answered = call.result
+                    self._answer_predicted(part, call)
                 return []
             if entry.lessons is not None or transaction.is_marked:
                 self._returned(part, call)
             if transaction.queue or (place is order.ROOT and entry in part.predictions):
                 return self._send_on(part, call)
         return []
+
+    def _answer_predicted(self, part: Part, call: Call) -> None:
+        """The first answer of a predicted call: small ones travel together."""
+        tid, place = call.order
+        if type(call.result) is not int and call.result is not None:
+            self._answer(part, call)
+            return
+        column = part.answers.get(place)
+        if column is None:
+            column = part.answers[place] = AnsweredAll(tid, place[1], [], [])  # predicted calls are few: one byte
+            self.tell(part, call.caller[0], column)  # type: ignore[index]
+        column.tids.append(tid)
+        column.results.append(call.result)
 
     def _run_in_turn(
         self, part: Part, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None

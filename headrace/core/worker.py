@@ -37,6 +37,7 @@ from headrace.errors import BadMessage
 from headrace.model.app import App
 from headrace.wire.messages import (
     PART_BYTES_MAX,
+    AnsweredAll,
     Asked,
     Begin,
     Body,
@@ -309,6 +310,12 @@ class Worker(Gathering):
                 raise BadMessage(f"worker {source} speaks of TID {row.tid} in epoch {traffic.epoch}, where it is not")
             if isinstance(row, Made) and not 0 <= row.function < len(self.program.numbered):
                 raise BadMessage(f"worker {source} calls function number {row.function}: there is none")
+            if isinstance(row, AnsweredAll) and not (
+                len(row.tids) == len(row.results) and all(map(tids.__contains__, row.tids))
+            ):
+                raise BadMessage(
+                    f"worker {source} answers TIDs that are not in epoch {traffic.epoch}, or not one by one"
+                )
 
     def _take_traffic(self, source: int, traffic: Traffic) -> None:
         self._check_epoch(traffic.epoch, source)
@@ -380,7 +387,9 @@ class Worker(Gathering):
                     self.rows_told += len(rows)
                     progress.is_reported = False
                     effects.append(self.channels.send(now_us, worker, self._traffic(part, progress, rows)))
+            self.rows_told += sum(len(column.tids) - 1 for column in part.answers.values())
             part.outbox.clear()
+            part.answers.clear()
         for number, progress in self.progress.items():
             if progress.result is None:
                 is_gathered = progress.gather is not None or progress.lent_early  # its own `Gather` is on its way

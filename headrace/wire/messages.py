@@ -236,6 +236,14 @@ class Answered(Row, frozen=True, tag=2):
     result: Any
 
 
+class AnsweredAll(Row, frozen=True, tag=10):
+    """The roots of these transactions, `tid` and others, have the answers to their predicted calls with this number."""
+
+    number: int
+    tids: list[int]
+    results: list[Any]
+
+
 class Failed(Row, frozen=True, tag=3):
     place: bytes
     failure: Failure
@@ -277,7 +285,7 @@ class Installed(Row, frozen=True, tag=9):
 
 StretchRows = Lent | Asked | Installed
 STATE_ROWS = frozenset((Lent, Installed))
-Rows = Made | Cancelled | Answered | Failed | Mended | Aborted | Revived | StretchRows
+Rows = Made | Cancelled | Answered | AnsweredAll | Failed | Mended | Aborted | Revived | StretchRows
 
 
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=True):

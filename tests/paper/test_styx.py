@@ -21,7 +21,7 @@ from headrace.core.coordinator import Lost, Overran
 from headrace.core.epoch import FINAL
 from headrace.core.sequencing import Sequencer, Sequencing
 from headrace.core.shares import add_share, is_whole, split_share
-from headrace.wire.messages import Answered, Begin, Final, Gather, Idle, Made, Run, Traffic
+from headrace.wire.messages import Answered, AnsweredAll, Begin, Final, Gather, Idle, Made, Run, Traffic
 from tests.cluster import Cluster, check_like_the_loop, looped, on, outcome, plant, tree
 from tests.paper.items import (
     add,
@@ -375,7 +375,9 @@ def test_predicted_calls_travel_without_messages(form: Any, answers: int) -> Non
     assert len(cold.rows(Made)) == 10
     warm = trained(form, calls)
     warm.run(calls)
-    assert (len(warm.rows(Made)), len(warm.rows(Answered))) == (0, answers)
+    assert (len(warm.rows(Made)), len(warm.rows(Answered))) == (0, 0)
+    assert sum(len(column.tids) for column in warm.rows(AnsweredAll)) == answers  # all in one row
+    assert len(warm.rows(AnsweredAll)) == bool(answers)
     assert warm.state() == looped(calls * 2)[1]
 
 
