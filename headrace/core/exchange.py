@@ -59,6 +59,7 @@ class Part:
         self.number, self.tids, self.time_us = number, tids, time_us
         self.owners = owners  # the workers of the roots, in the order of the TIDs
         self.predictions = predictions
+        self.unpredicted: set[int] = set()  # of own roots: nobody else runs what they are going to call
         self.rows: list[Turn] = []  # what starts here by itself: own roots, and predicted calls
         self.at = 0  # the next of them
         self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place

@@ -236,7 +236,7 @@ class OrderedExecutor(Repair):
         if caller is not None:
             call.caller = caller
         elif place is order.ROOT:
-            if is_waiting and part.predictions:
+            if is_waiting and part.predictions and tid not in part.unpredicted:
                 self._predict(part, call)
         elif place[0] == 1:
             call.caller = (part.owner(tid), 1, 1, PREDICTED)

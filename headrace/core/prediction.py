@@ -63,6 +63,10 @@ class Template:
             place = self.places[worker] = at(order.ROOT, self.n, worker)
         return place
 
+    def at(self, worker: int, args: Args) -> tuple[bytes, Entry, Key, Args]:
+        """A simple call, and its place if the root is this worker's."""
+        return self.places.get(worker) or self.place(worker), self.entry, args[self.key], self.constant  # type: ignore[index,return-value]
+
     def fill(self, key: Key, args: Args) -> Made | None:
         """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""
         if len(args) < self.needs:
@@ -109,7 +113,7 @@ def owners_of_predicted(templates: list[Template], args: list[Args]) -> list[int
     if len(templates) != 1 or not templates[0].is_simple or min(map(len, args), default=0) < templates[0].needs:
         return None
     targets = list(map(itemgetter(templates[0].key), args))
-    if set(map(type, targets)) != {int}:  # a key may have twins
+    if set(map(type, targets)) != {int} or max(targets) >= HIGH or min(targets) <= LOW:  # a key may have twins
         return None
     return list(map(templates[0].entry.owners.get, targets))
 

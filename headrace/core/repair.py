@@ -245,7 +245,9 @@ class Repair(Exchange):
                 frame.awaited = 0
         while True:
             if n:
-                answer, before = frame.answers[n], self._state_after(call, n)
+                chain = call.entry.chains[call.key]
+                last = chain[-1] if type(chain) is list else chain
+                answer, before = frame.answers[n], call.new if last is call else self._state_after(call, n)
                 if type(answer) is bytes:
                     answer = self.values.unseal(answer)
                 context._state, context._read, context._deltas = before, False, ()
@@ -365,11 +367,9 @@ class Repair(Exchange):
             self._unlink(frame.segments.pop(n))
 
     def _state_after(self, call: Call, n: int) -> Any:
-        """What a call sees when its call number `n` has been answered."""
-        chain = call.entry.chains[call.key]
-        if (chain[-1] if type(chain) is list else chain) is call:
-            return call.new
+        """What a call sees when its call number `n` has been answered, if it is not the last of its chain."""
         tid, place = call.order
+        chain = chain_of(call)
         return value_before(chain, locate(chain, (tid, order.after(place, n))), tid, self.aborted)
 
     def _record(self, call: Call, n: int) -> Record:
@@ -489,10 +489,11 @@ class Repair(Exchange):
 
     def _check_await(self, call: Call, context: OrderedContext, awaited: Any) -> None:
         transaction = self.transaction
-        if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
+        unawaited = transaction.unawaited
+        if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in unawaited:
             raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
-        del transaction.unawaited[awaited]
-        if not transaction.unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
+        del unawaited[awaited]
+        if not unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
             transaction.is_marked = False  # only the call that is awaited now had marked it
         if call.caller is not None and call.caller[2] >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")

@@ -29,7 +29,7 @@ from headrace.core.execution import SerialExecutor
 from headrace.core.gathering import COORDINATOR, DECREE, Gathering
 from headrace.core.ordered import OrderedExecutor
 from headrace.core.placement import ShardMap
-from headrace.core.prediction import owners_of_predicted, read_templates
+from headrace.core.prediction import Template, owners_of_predicted, read_templates
 from headrace.core.program import MISSING, Program
 from headrace.core.progress import Progress
 from headrace.core.shares import add_share, split_share
@@ -280,16 +280,23 @@ class Worker(Gathering):
         special = poisoned | suspects
         rows, mine, root = part.rows, progress.mine, order.ROOT  # mine: TIDs of own roots
         wheres: Iterable[int | None] = repeat(None if predictions else 0)  # the worker of what a root is going to call
-        if isinstance(functions, int) and predictions:
-            wheres = owners_of_predicted(predictions.get(entries[0], []), run.args) or wheres
+        simple: Template | None = None
+        if isinstance(functions, int) and entries[0] in predictions:
+            simple = predictions[entries[0]][0]
+            wheres = owners_of_predicted(predictions[entries[0]], run.args) or wheres
         for tid, entry, key, args, owner, where in zip(tids, entries, run.keys, run.args, owners, wheres, strict=False):
             if owner == me:
                 mine.append(tid)
+                if where == me:
+                    part.unpredicted.add(tid)
                 if not special or tid not in special:
                     rows.append((tid, root, entry, key, args))
                 elif tid in poisoned:
                     rows.append((tid, root, self.ordered.decreed(entry, DECREE), key, args))
-            elif (where == me or where is None) and (not special or tid not in special):
+            elif where == me and (not special or tid not in special):
+                rows.append((tid, *simple.at(owner, args)))  # type: ignore[union-attr]
+                self.predicted += 1
+            elif where is None and (not special or tid not in special):
                 for template in predictions.get(entry, ()):
                     call = template.fill(key, args)
                     if call is not None:
