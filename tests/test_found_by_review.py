@@ -124,6 +124,69 @@ def test_what_is_lent_and_given_back_travels_in_messages_of_bounded_size(monkeyp
     assert exactly(cluster.state()) == exactly(state)
 
 
+@order.register
+def tell(ctx: Context, size: int) -> str:
+    return "z" * size
+
+
+@order.register
+async def hear(ctx: Context, key: str, size: int) -> int:
+    return len(await ctx.call(tell, key, size))
+
+
+@order.register
+def keep(ctx: Context, text: str) -> None:
+    ctx.put(text)
+
+
+@order.register
+def hand_on(ctx: Context, key: str, size: int) -> None:
+    ctx.call_async(keep, key, "w" * size)
+
+
+def test_calls_and_answers_travel_in_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a few large ones come after many small ones."""
+    monkeypatch.setattr(messages, "PART_BYTES_MAX", 20_000)
+    cluster, key = Cluster(app, 2), on(2, "target", 2)
+    here = [on(1, f"from {n} ", 2) for n in range(100)]
+    calls: list[Any] = [(hand_on, each, key, 1) for each in here]
+    calls += [call for each in here[:30] for call in ((hear, each, key, 4_000), (hand_on, each, key, 4_000))]
+    replies, state = looped(calls)
+    assert [outcome(reply) for reply in cluster.run(calls)] == replies
+    assert exactly(cluster.state()) == exactly(state)
+    sizes = [len(encode(frame)) for frame in cluster.sent if isinstance(frame.body, Traffic)]
+    assert sum(sizes) > 200_000
+    assert max(sizes) < 30_000
+
+
+# --- calls that are predicted for a whole column of rows --------------------------------------------------------------
+
+
+@stock.register
+def number_of(ctx: Context) -> int:
+    seen: int = ctx.get(0)
+    ctx.put(seen + 1)
+    return seen
+
+
+@order.register
+async def visit(ctx: Context, to: int) -> int:
+    """It asks its neighbour every third time, and nobody can know that beforehand."""
+    seen: int = ctx.get(0)
+    ctx.put(seen + 1)
+    return await ctx.call(number_of, to if seen % 3 != 2 else to + 1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_predicted_for_a_whole_column_gives_what_the_loop_gives(seed: int) -> None:
+    cluster = Cluster(app, 3, seed=seed, predict_after_runs=1)
+    batches: list[Any] = [[(visit, 0, 0)], *[[(visit, n % 5, n * 7 % 9) for n in range(60)]] * 2]
+    replies, state = looped([call for batch in batches for call in batch])
+    assert [outcome(reply) for batch in batches for reply in cluster.run(batch)] == replies
+    assert exactly(cluster.state()) == exactly(state)
+    assert cluster.coordinator.metrics()["predicted"] > 10
+
+
 # --- what a function raises is what the reply says --------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from headrace.core.program import Entry, Program
 from headrace.core.signature import Args
 from headrace.wire import messages as wire
 from headrace.wire.messages import Aborted, Answered, AnsweredAll, Cancelled, Failure, Mended, Revived, Rows
-from headrace.wire.values import Key
+from headrace.wire.values import Key, size_of
 
 
 class Caps(NamedTuple):
@@ -73,6 +73,7 @@ class Part:
         self.queued: dict[int, dict[bytes, int]] = {}  # one-way calls of calls that wait, by transaction and place
         self.touched: dict[int, set[tuple[str, Any]]] = {}  # entities that suspects wanted to call
         self.bytes: dict[int, int] = {}  # per TID, where it counts
+        self.answered_bytes = 0  # of answers to other workers, so far
         self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
         self.overruled: set[tuple[int, bytes]] = (
             set()
@@ -344,6 +345,7 @@ class Exchange(ABC):
         if worker == self.me:
             self._later(self.answered(part, tid, place[:size], n, attempt, call.result))
         else:
+            part.answered_bytes += size_of(call.result)
             self.tell(part, worker, Answered(tid, place[:size], n, attempt, call.result))
 
     def answered(self, part: Part, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:

@@ -389,7 +389,7 @@ class Worker(Gathering):
             if part is None or not self.ordered.is_idle(part):
                 continue  # messages are few if they wait for each other
             for worker, all_rows in part.outbox.items():
-                for rows in in_pieces(all_rows, sum(part.bytes.values())):
+                for rows in in_pieces(all_rows, sum(part.bytes.values()) + part.answered_bytes):
                     progress.sent[worker] += 1
                     self.rows_told += len(rows)
                     progress.is_reported = False

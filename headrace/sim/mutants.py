@@ -415,6 +415,16 @@ def predicts_twins(right: Any) -> Any:
     return gives
 
 
+def picks_what_is_elsewhere(right: Any) -> Any:
+    """Whoever owns what a root is going to call is mistaken by one row."""
+
+    def owners(templates: Any, args: Any) -> Any:
+        found = right(templates, args)
+        return found and [*found[1:], found[0]]
+
+    return owners
+
+
 NUMBERLESS = (Mutant("tries have no numbers", exchange.Exchange, "_new_attempt", numbers_no_try),)
 
 PROGRAM_MUTANTS = tuple(
@@ -427,8 +437,9 @@ PROGRAM_MUTANTS = tuple(
         Mutant("nothing is ever held", exchange.Exchange, "_count_vain", never_holds, 286),
         Mutant("an abort is told twice", exchange.Exchange, "_tell_all", tells_aborts_twice, 0),
         Mutant("what is awaited no more is not taken back", repair.Repair, "_take_back", takes_nothing_back, 305),
-        Mutant("a prediction may differ by a twin", prediction.Template, "gives", predicts_twins, 223),
+        Mutant("a prediction may differ by a twin", prediction.Template, "gives", predicts_twins, 613),
         Mutant("a failure that moved stays where it was", repair.Repair, "_fail", fails_at_two_places, 525),
+        Mutant("predicted calls go to another worker", prediction, "owners_of_predicted", picks_what_is_elsewhere, 816),
     )
 )
 

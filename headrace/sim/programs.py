@@ -57,6 +57,7 @@ ODD_STEPS = ("spin", "dawdle", "forget", "return a set", "put a set")
 WRONG_STEPS = ODD_STEPS[2:]  # that end
 SELF = "the entity that calls"
 GIVEN = "the entity that it was told"
+BARE = 6  # the form of a function without arguments
 NO_STATE = ...  # stays itself when it is copied
 
 Step = tuple[Any, ...]
@@ -84,6 +85,7 @@ class Shape(msgspec.Struct, frozen=True):
     odd: tuple[str, ...] = ()  # steps that a sane function does not have
     is_blind: bool = False  # most writes do not depend on the state that they replace
     kind: str = "mixed"  # or "tangled", or "relayed"
+    is_uniform: bool = False  # all roots are of one function
 
 
 def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 120) -> Shape:
@@ -145,6 +147,7 @@ def relayed(rng: random.Random, shape: Shape) -> Shape:
         awaited=rng.choice((0.0, 0.5, 0.9)),
         relays=1.0,
         kind="relayed",
+        is_uniform=rng.random() < 0.5,
     )
 
 
@@ -184,7 +187,8 @@ def draw_call(rng: random.Random, shape: Shape, keys: list[Any]) -> Step:
         rng.random() < shape.relays
     ):  # by its own arguments, so that it can be predicted; where the last is not 0, not always
         key = rng.choice((draw_key(rng, shape, keys), draw_key(rng, shape, keys), SELF, GIVEN, GIVEN))
-        forms = (0, 2) if shape.values != "twins" else (0, 2, 4, 5)
+        forms: tuple[int, ...] = (0, 2) if shape.values != "twins" else (0, 2, 4, 5)
+        forms += (BARE, BARE) if shape.kind == "relayed" else ()
         how, form, odds = "call" if is_awaited else "send", rng.choice(forms), rng.choice((0, 0, 5))
         return "relay", how, rng.randrange(3), form, key, rng.randrange(shape.bodies), odds
     if shape.kind == "tangled" and rng.random() < 0.2:  # here, nowhere or there
@@ -206,7 +210,10 @@ def draw_target(rng: random.Random, shape: Shape, keys: list[Any], how: str) -> 
 def draw_root(rng: random.Random, shape: Shape, keys: list[Any]) -> Root:
     fuel = shape.depth if rng.random() < 0.7 or shape.kind == "relayed" else rng.randint(0, shape.depth)
     form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
-    return rng.randrange(3), form, key, (rng.randrange(shape.bodies), rng.randrange(10), fuel)
+    operator = rng.randrange(3)
+    if shape.is_uniform:
+        operator, form = 0, 2
+    return operator, form, key, (rng.randrange(shape.bodies), rng.randrange(10), fuel)
 
 
 def draw_form(rng: random.Random, shape: Shape) -> int:
@@ -260,7 +267,7 @@ def mix(acc: int, value: Any) -> int:
 
 
 class Interpreter:
-    """The app: three operators, six forms of function on each, and the bodies that they run."""
+    """The app: three operators, seven forms of function on each, and the bodies that they run."""
 
     def __init__(self, name: str) -> None:
         self.app, self.hooks = App(name), Hooks()
@@ -299,7 +306,13 @@ class Interpreter:
             result = await drive_async(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
             return result if fuel else ctx.put(like)
 
-        return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async, twin, twin_async)))
+        def bare(ctx: Any) -> Any:
+            self.runs += 1
+            state = mix(0, ctx.get(0)) % 1_000
+            ctx.put(state)
+            return state
+
+        return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async, twin, twin_async, bare)))
 
     def load(self, bodies: list[Body], keys: list[Any], modulus: int = 0) -> None:
         """From now on the functions run these bodies."""
@@ -350,7 +363,9 @@ class Interpreter:
             elif kind == "relay" and fuel and (not given[5] or acc % given[5]):
                 how, operator, form, key, called, _ = given
                 key = ctx.key if key is SELF else given_acc if key is GIVEN else key
-                relayed = (called, given_acc, 0) if form < 4 or like is None else (called, given_acc, 0, bool(like))
+                relayed: tuple[Any, ...] = (called, given_acc, 0) if form != BARE else ()
+                if like is not None and form in (4, 5):
+                    relayed = (called, given_acc, 0, bool(like))
                 acc = mix(acc, (yield how, self.forms[operator][form], key, relayed))
             elif kind == "forget" and fuel and acc % given[0] == 0:
                 yield kind, self.forms[0][0], self.keys[0], (0, acc, 0)
@@ -378,7 +393,8 @@ class Interpreter:
                 return
             target = given if kind == "relay" else given[acc % len(given)]
             self.seen["self-calls"] += target[3] is SELF or target[3] == ctx.key
-            self.seen["twins relayed"] += kind == "relay" and target[2] >= 4
+            self.seen["twins relayed"] += kind == "relay" and target[2] in (4, 5)
+            self.seen["relayed bare"] += kind == "relay" and target[2] == BARE
             self.seen[f"calls {target[0]}"] += 1
         elif kind in ("put", "put what was read"):
             new, old = given[0] if kind == "put" else acc % given[0], ctx.get(NO_STATE)

@@ -331,13 +331,27 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True
 def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
     """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch; of
     state that is lent or given back, each part but the last ends a message."""
-    pieces = []
-    if not STATE_ROWS.isdisjoint(map(type, rows)):
-        ends = [end for end, row in enumerate(rows, start=1) if type(row) in STATE_ROWS and not row.is_last]
-        pieces = [rows[at:end] for at, end in zip([0, *ends], ends, strict=False)]
-        rows = rows[ends[-1] if ends else 0 :]
-    count = max(1, len(rows) if size < PART_BYTES_MAX else len(rows) * PART_BYTES_MAX // size)
-    return pieces + [rows[at : at + count] for at in range(0, len(rows), count)]
+    if size < PART_BYTES_MAX and STATE_ROWS.isdisjoint(map(type, rows)):
+        return [rows]
+    pieces: list[list[Any]] = [[]]
+    room = PART_BYTES_MAX
+    for row in rows:
+        weight = weight_of(row)
+        if room < weight and pieces[-1]:
+            pieces.append([])
+            room = PART_BYTES_MAX
+        pieces[-1].append(row)
+        room = room - weight if type(row) not in STATE_ROWS or row.is_last else -1
+    return pieces
+
+
+def weight_of(row: Rows) -> int:
+    """The bytes of the large values in it."""
+    if isinstance(row, Made):
+        return sum(map(size_of, row.args))
+    if isinstance(row, Answered):
+        return size_of(row.result)
+    return sum(size_of(state) for _, _, state in row.entities) if isinstance(row, Lent | Installed) else 0
 
 
 def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:

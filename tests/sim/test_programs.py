@@ -49,7 +49,7 @@ def test_the_minute_is_wide(verdicts: list[Verdict]) -> None:
     expected |= {"2-9 roots", "10-60 roots", "61-300 roots", "301+ roots", "1 keys", "2-9 keys", "10-60 keys"}
     expected |= {"aborted", "equal puts", "missing state", "self-calls", "delete", "merge", "losses", "rescalings"}
     expected |= {"several epochs in flight", "repairs", "waits", "gathered", "predicted", "lone"}
-    expected |= {"mixed programs", "tangled programs", "relayed programs", "twins relayed"}
+    expected |= {"mixed programs", "tangled programs", "relayed programs", "twins relayed", "relayed bare"}
     expected |= {"calls call", "calls send", "calls skip", "calls guard"}
     assert expected - set(drawn) == set()
     assert sum(verdict.transactions for verdict in verdicts) > 50 * len(verdicts)
