@@ -125,6 +125,6 @@ def test_every_row_comes_back_and_all_adds_up(spark: Any, tmp_path: Path) -> Non
         stages = result["stages_ms"]
         assert list(stages) == ["wait", "plan", "write", "close", "intake", "engine", "keep", "see", "deliver"]
         assert 0 < result["p50_ms"] <= result["p99_ms"]
-        assert min(stages.values()) > -result["p50_ms"] / 4  # on a busy machine clocks of files and Spark differ
+        assert min(stages.values()) > -100  # times of files and of Spark are rounded; on a busy machine they differ
     assert summary(result).row_count
     assert not list(tmp_path.iterdir())
