@@ -54,7 +54,7 @@ MISTAKES = (
     # --- Transactions ---
     Mistake(
         "Replies and state are those of a loop over the log in TID order.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "in reversed(transaction.undo):",
         "in transaction.undo:",
     ),
@@ -72,37 +72,37 @@ MISTAKES = (
     ),
     Mistake(
         "Any exception that leaves a function aborts the transaction, and all of it is undone.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "except BaseException as error:\n                is_void",
         "except Exception as error:\n                is_void",
     ),
     Mistake(
         "An abort undoes the writes of every operator, in whichever function it was raised.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "self.transaction.undo.append((context._entry, key, before))",
         "pass",
     ),
     Mistake(
         "An abort in a one-way call undoes the caller too.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "if first is not NOWHERE and root.find(root_key) is not first:",
         "if first is NOWHERE:",
     ),
     Mistake(
         "Of several aborts the first in the order made is the reply.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "for call in queue:",
         "for call in reversed(queue):",
     ),
     Mistake(
         "An abort names the function and the entity where it was raised.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "self.raised_in = (context._entry, key)",
         "self.raised_in = None",
     ),
     Mistake(
         "A caller can neither catch what a callee raised, nor write after it.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "            raise\n\n    def _break_off(",
         "            return before, None\n\n    def _break_off(",
     ),
@@ -114,7 +114,7 @@ MISTAKES = (
     ),
     Mistake(
         "What is only moved is neither lost nor made.",
-        "headrace/core/execution.py",
+        "headrace/core/serial.py",
         "                queue.clear()\n                if undo:",
         "                if undo:",
     ),
@@ -122,20 +122,20 @@ MISTAKES = (
     Mistake(
         "With 1 to 5 workers, in either mode and under any interleaving, replies and state are those of a loop over the"
         " log.",
-        "headrace/core/chain.py",
+        "headrace/core/ordered/chains.py",
         "if writer == tid or writer not in aborted:",
         "if writer:",
     ),
     Mistake(
         "So it is with 2 to 6 workers and up to a thousand transactions in an epoch, calls five deep, and workers that"
         " are lost or added.",
-        "headrace/core/repair.py",
-        "frame = call.frame = Frame(self._new_attempt())",
-        "frame = call.frame = Frame(PREDICTED)",
+        "headrace/core/ordered/repair.py",
+        "frame = call.frame = AwaitFrame(self._new_attempt())",
+        "frame = call.frame = AwaitFrame(PREDICTED)",
     ),
     Mistake(
         "An epoch's work is bounded, whatever its transactions do to each other.",
-        "headrace/core/exchange.py",
+        "headrace/core/ordered/exchange.py",
         "        if is_few and part.vain <=",
         "        if is_few or part.vain >=",
     ),
@@ -153,25 +153,25 @@ MISTAKES = (
     ),
     Mistake(
         "Limits are met where a serial run meets them, with the same failure.",
-        "headrace/core/exchange.py",
+        "headrace/core/ordered/exchange.py",
         "if count * self.workers > self.calls_max:",
         "if count > self.calls_max:",
     ),
     Mistake(
         "A call graph of any depth, with cycles, over workers, is discovered by running it.",
-        "headrace/core/chain.py",
+        "headrace/core/ordered/chains.py",
         "type(one[2]) is type(other[2]) and one[2] == other[2]",
         "type(one[2]) is type(other[2])",
     ),
     Mistake(
         "Conflicts are resolved within the epoch, also if what a transaction touches drifts twice.",
-        "headrace/core/exchange.py",
+        "headrace/core/ordered/exchange.py",
         "self.tell(part, worker, Cancelled(tid, at))",
         "pass",
     ),
     Mistake(
         "Also on workers that do not own the root.",
-        "headrace/core/repair.py",
+        "headrace/core/ordered/repair.py",
         "tid, chain = record.order[0], chain_of(call)\n        at = locate(chain, record.order)\n",
         "tid, chain = record.order[0], chain_of(call)\n        if part.owner(tid) != self.me:\n            return\n"
         "        at = locate(chain, record.order)\n",
@@ -190,7 +190,7 @@ MISTAKES = (
     ),
     Mistake(
         "A wrong prediction never changes a result.",
-        "headrace/core/prediction.py",
+        "headrace/core/ordered/prediction.py",
         "source < 0 or args[source] is not target:",
         "source < 0:",
     ),
@@ -262,7 +262,7 @@ MISTAKES = (
     ),
     Mistake(
         "No worker outlives a parent that is killed.",
-        "headrace/runtime/worker.py",
+        "headrace/runtime/worker_process.py",
         "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
         "pass",
         (("while not hang_up.poll(self._beat_s * 1e3) and not self._line.is_dead:", "while True:"),),

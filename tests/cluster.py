@@ -11,15 +11,15 @@ import pytest
 
 from headrace import App, Config, Reply
 from headrace.core.channel import Send
-from headrace.core.coordinator import Found, Read
+from headrace.core.coordinator import Read, ReadResult
 from headrace.core.engine import Answer, Submit
 from headrace.core.ingress import Admission
 from headrace.core.placement import ShardMap
 from headrace.model.operator import Operator
 from headrace.runtime.client import Replies
-from headrace.runtime.fleet import Fleet
 from headrace.sim.cases import exactly as exactly
 from headrace.sim.cases import outcome as outcome
+from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import Body, Frame, Row, Traffic
 from tests.driver import Driver
@@ -106,7 +106,7 @@ class Cluster(Fleet):
             if isinstance(effect, Answer):
                 assert effect.token not in self.replies, f"submission {effect.token} was answered twice"
                 self.replies[effect.token] = list(Replies(effect.answers, self.program.values.unseal))
-            elif isinstance(effect, Found):
+            elif isinstance(effect, ReadResult):
                 unseal = self.program.values.unseal
                 self.found = {(name, key): unseal(value) for name, key, value in effect.entities}
             else:

@@ -10,12 +10,12 @@ from typing import Any
 
 from headrace import App, Config, Reply
 from headrace.core.coordinator import Coordinator, Lost, Rescale, Rescaled
-from headrace.core.deferred import Perform, Responded
-from headrace.core.engine import Answer, Engine, Found, Read, Submit
+from headrace.core.engine import Answer, Engine, Read, ReadResult, Submit
 from headrace.core.epoch import Epoch
 from headrace.core.ingress import Admission
+from headrace.core.later.deferred import Perform, Responded
 from headrace.runtime.client import Replies
-from headrace.runtime.fleet import Fleet
+from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle
 from tests.cluster import exactly
 
@@ -136,7 +136,7 @@ class World(Fleet):
             if isinstance(effect, Answer):
                 assert effect.token not in self.replies, f"submission {effect.token} was answered twice"
                 self.replies[effect.token] = list(Replies(effect.answers, self.program.values.unseal))
-            elif isinstance(effect, Found):
+            elif isinstance(effect, ReadResult):
                 unseal = self.program.values.unseal
                 self.found["state"] = {(name, key): unseal(value) for name, key, value in effect.entities}
             elif isinstance(effect, Perform):

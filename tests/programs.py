@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from headrace.sim.programs import KEYS, Body, Interpreter, Root, Shape, draw_bodies, draw_root, draw_shape
+from headrace.sim.programs import KEYS, Body, Interpreter, ProgramShape, Root, draw_bodies, draw_root, draw_shape
 
 interpreter = Interpreter("anything")
 app = interpreter.app
@@ -15,7 +15,7 @@ app = interpreter.app
 
 class Program(NamedTuple):
     seed: int
-    shape: Shape
+    shape: ProgramShape
     keys: list[Any]
     bodies: list[Body]
     roots: list[Root]

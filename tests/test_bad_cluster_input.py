@@ -20,7 +20,6 @@ from headrace.core.coordinator import Lost
 from headrace.errors import BadMessage, HeadraceError
 from headrace.wire.codec import MESSAGE_BYTES_MAX, decode_frame, encode
 from headrace.wire.messages import (
-    Aborted,
     AnsweredAll,
     Begin,
     Failed,
@@ -33,6 +32,7 @@ from headrace.wire.messages import (
     Show,
     Shown,
     Traffic,
+    TransactionAborted,
 )
 from tests.cluster import Cluster, check_like, exactly, looped, on, outcome, serially
 
@@ -243,7 +243,7 @@ def test_a_failure_that_only_a_run_too_early_met_is_taken_back_everywhere() -> N
     cluster.send(calls)
     cluster.deliver_all()
     assert cluster.rows(Failed)
-    assert cluster.rows(Aborted)
+    assert cluster.rows(TransactionAborted)
     cluster.release()
     cluster.settle()
     assert list(map(outcome, cluster.replies[0])) == looped(calls)[0] == [("ok", None), ("ok", "bought"), ("ok", 11)]
@@ -433,7 +433,7 @@ def made(tid: int, function: int = 0) -> Made:
 OF_ANOTHER_TIME: dict[str, tuple[int, int, Any]] = {
     "a call of an epoch that is over": (2, 1, Traffic(1, [made(1)])),
     "a call of a lone one that is over": (2, 1, Traffic(1, [made(1)], 1, (1, 2, 0))),
-    "an abort in an epoch that is over": (2, 1, Traffic(1, [Aborted(1)])),
+    "an abort in an epoch that is over": (2, 1, Traffic(1, [TransactionAborted(1)])),
     "the end of an epoch that is over": (0, 1, Final(1)),
     "the end of an epoch that never was": (0, 1, Final(99)),
     "a stretch of an epoch that is over": (0, 1, Gather(1, 1, 1, 1, [1, 2, 3])),
@@ -453,7 +453,7 @@ NONSENSE: dict[str, Any] = {
     "a function that there is not": made(6, function=9_999),
     "a negative function": made(6, function=-1),
     "a TID of another epoch": made(1),
-    "an abort of a TID of another epoch": Aborted(1),
+    "an abort of a TID of another epoch": TransactionAborted(1),
     "answers to TIDs of which one is of another epoch": AnsweredAll(6, 1, [6, 1], [0, 0]),
     "more answers than TIDs": AnsweredAll(6, 1, [6], [0, 0]),
 }

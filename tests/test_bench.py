@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from headrace.bench import durable, hot, recovery, snapshots
-from headrace.bench.clients import cut, send_on_time
+from headrace.bench import durable, hot, recovery_time, snapshot_cost
+from headrace.bench.senders import cut, send_on_time
 from headrace.bench.stores import WatchedStore, file_system, folder_on_disk
 
 
@@ -41,18 +41,18 @@ def test_the_durable_engine_is_measured_over_workers_too(tmp_path: Path) -> None
 
 def test_snapshots_change_the_speed_only(tmp_path: Path) -> None:
     told: list[int] = []
-    result = snapshots.measure(2_000, 0.0, 5_000, 2, 1.2, tmp_path, told.append)
-    assert sum(told) == snapshots.total(2_000, 5_000, 2, 1.2)
+    result = snapshot_cost.measure(2_000, 0.0, 5_000, 2, 1.2, tmp_path, told.append)
+    assert sum(told) == snapshot_cost.total(2_000, 5_000, 2, 1.2)
     assert result["conserved"]
     assert result["bytes_per_snapshot"] > 0
-    assert snapshots.summary(result).row_count
+    assert snapshot_cost.summary(result).row_count
 
 
 def test_a_killed_app_is_back_with_all_that_was_answered(tmp_path: Path) -> None:
-    result = recovery.measure(2_000, 3_000, 1, tmp_path, ignore)
+    result = recovery_time.measure(2_000, 3_000, 1, tmp_path, ignore)
     assert result["conserved"]
     assert result["total_ms"] >= result["load_ms"] > 0
-    assert recovery.summary(result).row_count
+    assert recovery_time.summary(result).row_count
 
 
 def test_hot_counters_are_gathered_and_give_what_the_serial_engine_gives() -> None:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from headrace import App, Config, Context, Runtime
 from headrace.core import program as programs
-from headrace.core.changelog import Changed
 from headrace.core.coordinator import Lost
+from headrace.core.epoch_changes import OperatorChanges
 from headrace.core.program import MISSING
-from headrace.durability.changelog import (
+from headrace.durability.log.changelog import (
     DELETE,
     INSERT,
     UPDATE,
@@ -29,10 +29,10 @@ from headrace.durability.changelog import (
     lay_out,
     pack,
 )
-from headrace.durability.log import Log
-from headrace.durability.past import Past
-from headrace.durability.records import ChangesHeader
-from headrace.durability.repairs import repair_store
+from headrace.durability.log.log import Log
+from headrace.durability.log.records import ChangesHeader
+from headrace.durability.log.store_repair import repair_store
+from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.store import DirectoryStore, open_store
 from headrace.errors import LogBroken, ModelError, NotDeterministic, StoreError
 from headrace.model.fingerprint import fingerprint
@@ -434,8 +434,8 @@ def test_a_runtime_keeps_them(tmp_path: Path) -> None:
             runtime.client.call(fill, "a", amount)
     changes = by_epoch(open_store(str(tmp_path)))
     assert [each.of("price") for each in changes.values()] == [
-        Changed(["a"], [MISSING], [10]),
-        Changed(["a"], [10], [20]),
+        OperatorChanges(["a"], [MISSING], [10]),
+        OperatorChanges(["a"], [10], [20]),
     ]
     assert all(each.of("stock") is None for each in changes.values())
 
@@ -488,7 +488,7 @@ def test_a_record_is_read_as_it_was_written_in_order_and_without_what_is_the_sam
         key=lambda row: (RANK[type(row[0])], row[0]),
     )
     shuffled = random.Random(len(rows)).sample(list(rows), len(rows))
-    changed = Changed(shuffled, [rows[key][0] for key in shuffled], [rows[key][1] for key in shuffled])
+    changed = OperatorChanges(shuffled, [rows[key][0] for key in shuffled], [rows[key][1] for key in shuffled])
     read = EpochChanges(pack(Streams(), lay_out(ChangesHeader(3, 17, 1, {"x": 1}, []), {"x": changed})))
     assert (read.epoch, read.closed_us, read.begin, read.since) == (3, 17, 1, {"x": 1})
     found = read.of("x")
@@ -511,12 +511,15 @@ def test_a_record_is_read_as_it_was_written_in_order_and_without_what_is_the_sam
 
 
 def test_operators_stand_in_the_order_of_their_names() -> None:
-    one = Changed([1], [1], [2])
+    one = OperatorChanges([1], [1], [2])
     changes = EpochChanges(
-        pack(Streams(), lay_out(ChangesHeader(1, 0, 1, {}, []), {"b": one, "c": Changed([1], [1], [1]), "a": one}))
+        pack(
+            Streams(),
+            lay_out(ChangesHeader(1, 0, 1, {}, []), {"b": one, "c": OperatorChanges([1], [1], [1]), "a": one}),
+        )
     )
     assert changes.operators == ["a", "b"]
-    assert columns_of(Changed([1], [1], [1])) is None
+    assert columns_of(OperatorChanges([1], [1], [1])) is None
 
 
 # --- repairs ----------------------------------------------------------------------------------------------------------
@@ -538,16 +541,16 @@ def test_a_changelog_that_is_broken_is_cut_and_begins_anew_behind_the_snapshot(t
         broken(tmp_path, "changes", 0.9)
         with pytest.raises(LogBroken, match="headrace log repair"):
             Runtime(shop, store=tmp_path)
-        done = repair_store(Past(tmp_path))
+        done = repair_store(StoreReader(tmp_path))
         assert done.changes is not None
         assert done.changes.lost is not None
         assert done.last_epoch == 8
         with Runtime(shop, store=tmp_path) as runtime:
             assert Changelog(open_store(str(tmp_path))).bounds() == (9, 8)
             runtime.client.call(fill, "a", 9)
-        assert not repair_store(Past(tmp_path)).has_changed
+        assert not repair_store(StoreReader(tmp_path)).has_changed
     (last,) = Changelog(open_store(str(tmp_path))).read(9)
-    assert last.of("stock") == Changed(["a"], [8], [9])
+    assert last.of("stock") == OperatorChanges(["a"], [8], [9])
 
 
 def test_a_changelog_is_cut_with_the_log(tmp_path: Path) -> None:
@@ -556,7 +559,7 @@ def test_a_changelog_is_cut_with_the_log(tmp_path: Path) -> None:
         go(store, "stock", epochs=8)
         store.close()
         broken(tmp_path, "log", 0.6)
-        done = repair_store(Past(tmp_path))
+        done = repair_store(StoreReader(tmp_path))
         assert 1 < done.last_epoch < 8
         assert done.changes is not None
         assert done.changes.lost is not None

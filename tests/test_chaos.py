@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from headrace import Runtime
-from headrace.chaos import app
-from headrace.chaos.clients import ACCOUNTS, Asked
+from headrace.chaos import tested_app
 from headrace.chaos.servers import Process, children_of
-from headrace.chaos.verdict import Verdict, expected_appends, expected_receipts, judge
+from headrace.chaos.traffic import ACCOUNTS, SentRequest
+from headrace.chaos.verdict import ChaosVerdict, expected_appends, expected_receipts, judge
 
 ROOT = Path(__file__).parent.parent
 There = tuple[dict[str, list[int]], dict[str, list[int]]]
@@ -27,34 +27,40 @@ There = tuple[dict[str, list[int]], dict[str, list[int]]]
 # --- the judge --------------------------------------------------------------------------------------------------------
 
 
-def a_good_run() -> tuple[list[Asked], There]:
+def a_good_run() -> tuple[list[SentRequest], There]:
     """A history with a bit of everything, as a well-behaved engine makes it, and what is there at its end."""
     calls: list[tuple[Any, ...]] = []
     for number in range(1, 40, 4):
         first, second = ACCOUNTS[number % 5], ACCOUNTS[number % 7]
-        calls.append((app.transfer, first, second, 30, "c", number))
-        calls.append((app.transfer_awaited, second, first, 90, "c", number + 1))
-        calls.append((app.run_all, "x", [[app.APPEND, "x", (number + 2) * 10], [app.READ, "x", 0], [app.READ, "y", 0]]))
-        calls.append((app.send_all, "y", [[app.APPEND, "y", (number + 3) * 10]]))
-    calls.append((app.audit, "a", ACCOUNTS))
-    history = [Asked(f"c-{number}", call, number) for number, call in enumerate(calls, start=1)]
-    with Runtime(app.app) as runtime:
+        calls.append((tested_app.transfer, first, second, 30, "c", number))
+        calls.append((tested_app.transfer_awaited, second, first, 90, "c", number + 1))
+        calls.append(
+            (
+                tested_app.run_all,
+                "x",
+                [[tested_app.APPEND, "x", (number + 2) * 10], [tested_app.READ, "x", 0], [tested_app.READ, "y", 0]],
+            )
+        )
+        calls.append((tested_app.send_all, "y", [[tested_app.APPEND, "y", (number + 3) * 10]]))
+    calls.append((tested_app.audit, "a", ACCOUNTS))
+    history = [SentRequest(f"c-{number}", call, number) for number, call in enumerate(calls, start=1)]
+    with Runtime(tested_app.app) as runtime:
         for at, asked in enumerate(history):
             asked.sent = 10 * at + 1
             asked.take(runtime.client.batch([asked.call]), 0)
             asked.answered = 10 * at + 5
-        there = runtime.state(app.receipts), runtime.state(app.lists)
+        there = runtime.state(tested_app.receipts), runtime.state(tested_app.lists)
     assert any(asked.failure for asked in history)
     return history, there
 
 
-def judged(spoil: Callable[[list[Asked], There], None]) -> Verdict:
+def judged(spoil: Callable[[list[SentRequest], There], None]) -> ChaosVerdict:
     history, there = a_good_run()
     spoil(history, there)
     return judge(history, *there)
 
 
-def named(history: list[Asked], function: Any, is_ok: bool = True) -> Asked:
+def named(history: list[SentRequest], function: Any, is_ok: bool = True) -> SentRequest:
     return next(asked for asked in history if asked.call[0] is function and asked.is_ok == is_ok)
 
 
@@ -63,8 +69,8 @@ def test_a_good_run_is_clean() -> None:
 
 
 def test_an_acknowledged_transfer_without_its_receipt_is_lost() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
-        page, number = next(expected_receipts(named(history, app.transfer)))
+    def spoil(history: list[SentRequest], there: There) -> None:
+        page, number = next(expected_receipts(named(history, tested_app.transfer)))
         there[0][page].remove(number)
 
     verdict = judged(spoil)
@@ -72,7 +78,7 @@ def test_an_acknowledged_transfer_without_its_receipt_is_lost() -> None:
 
 
 def test_an_append_that_is_not_there_is_lost() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
+    def spoil(history: list[SentRequest], there: There) -> None:
         key, value = next(expected_appends(history[-2]))
         there[1][key].remove(value)
 
@@ -80,8 +86,8 @@ def test_an_append_that_is_not_there_is_lost() -> None:
 
 
 def test_what_is_there_twice_ran_twice() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
-        page, number = next(expected_receipts(named(history, app.transfer)))
+    def spoil(history: list[SentRequest], there: There) -> None:
+        page, number = next(expected_receipts(named(history, tested_app.transfer)))
         there[0][page].append(number)
         key, value = next(expected_appends(history[-2]))
         there[1][key].append(value)
@@ -90,8 +96,8 @@ def test_what_is_there_twice_ran_twice() -> None:
 
 
 def test_an_abort_leaves_nothing() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
-        page, number = next(expected_receipts(named(history, app.transfer_awaited, is_ok=False)))
+    def spoil(history: list[SentRequest], there: There) -> None:
+        page, number = next(expected_receipts(named(history, tested_app.transfer_awaited, is_ok=False)))
         there[0].setdefault(page, []).append(number)
 
     assert any("aborted" in text for text in judged(spoil).violations)
@@ -102,54 +108,54 @@ def test_an_effect_that_nobody_asked_for_is_a_violation() -> None:
 
 
 def test_money_that_is_not_there_is_a_violation() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
-        named(history, app.audit).result -= 1
+    def spoil(history: list[SentRequest], there: There) -> None:
+        named(history, tested_app.audit).result -= 1
 
     assert any(text.startswith("bank") for text in judged(spoil).violations)
 
 
 def test_a_reply_that_no_loop_over_the_log_gives_is_a_violation() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
-        named(history, app.transfer).result += 1
+    def spoil(history: list[SentRequest], there: There) -> None:
+        named(history, tested_app.transfer).result += 1
 
     assert any("a loop over the log" in text for text in judged(spoil).violations)
 
 
 def test_one_place_in_the_log_is_not_for_two() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
+    def spoil(history: list[SentRequest], there: There) -> None:
         history[3].tid = history[4].tid
 
     assert any("both have TID" in text for text in judged(spoil).violations)
 
 
 def test_an_order_against_the_clock_is_a_violation() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
+    def spoil(history: list[SentRequest], there: There) -> None:
         history[0].sent, history[0].answered = 10_000, 10_001
 
     assert any("larger TID" in text for text in judged(spoil).violations)
 
 
 def test_a_read_that_misses_what_was_there_is_found_in_the_lists() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
-        last = [asked for asked in history if asked.call[0] is app.run_all][-1]
+    def spoil(history: list[SentRequest], there: There) -> None:
+        last = [asked for asked in history if asked.call[0] is tested_app.run_all][-1]
         last.result[1] = last.result[1][:-2]
 
     assert any(text.startswith("lists") for text in judged(spoil).violations)
 
 
 def test_what_was_never_answered_is_a_violation() -> None:
-    def spoil(history: list[Asked], there: There) -> None:
+    def spoil(history: list[SentRequest], there: There) -> None:
         history[-1].answered = 0
 
     assert any("never answered" in text for text in judged(spoil).violations)
 
 
 def test_an_answer_that_differs_from_the_first_is_seen() -> None:
-    with Runtime(app.app) as one, Runtime(app.app) as other:
-        asked = Asked("c-1", (app.transfer, "a", "b", 1, "c", 1), 1)
+    with Runtime(tested_app.app) as one, Runtime(tested_app.app) as other:
+        asked = SentRequest("c-1", (tested_app.transfer, "a", "b", 1, "c", 1), 1)
         assert asked.take(one.client.batch([asked.call], request_id="x"), 0)
         assert asked.take(one.client.batch([asked.call], request_id="x"), 0)
-        other.client.call(app.deposit, "a", 5)
+        other.client.call(tested_app.deposit, "a", 5)
         assert not asked.take(other.client.batch([asked.call], request_id="x"), 0)
 
 

@@ -139,7 +139,7 @@ def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> No
     assert well.returncode == 0, well.stdout
     assert "All is well" in well.stdout
     script = (
-        "import sys; from headrace.cli.doctor import examine; import headrace.spark.java as j;"
+        "import sys; from headrace.cli.doctor import examine; import headrace.spark.jvm.java as j;"
         "j.candidates = lambda: iter(()); sys.exit(0 if examine(False, True, 0) else 1)"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)

@@ -8,8 +8,8 @@ import pytest
 
 from headrace import Abort, App, Context
 from headrace.core.coordinator import Lost
-from headrace.core.deferred import Perform
-from headrace.core.exchange import Caps
+from headrace.core.later.deferred import Perform
+from headrace.core.ordered.exchange import Caps
 from headrace.wire import messages
 from headrace.wire.codec import encode
 from headrace.wire.messages import Traffic

@@ -20,12 +20,12 @@ import msgspec
 import pytest
 
 from headrace import Abort, App, Config, Context
-from headrace.core import chain
 from headrace.core.channel import Channels
 from headrace.core.coordinator import Coordinator, Lost, Rescale, Rescaled
-from headrace.core.ordered import OrderedExecutor
+from headrace.core.ordered import chains
+from headrace.core.ordered.executor import OrderedExecutor
 from headrace.core.sequencing import TID_MAX, Sequencer
-from headrace.durability.past import Past
+from headrace.durability.reading.store_reader import StoreReader
 from headrace.errors import BadMessage
 from headrace.runtime.inprocess import Runtime
 from headrace.wire.codec import decode_frame, encode
@@ -480,7 +480,7 @@ def test_b16_a_run_that_did_not_would_be_noticed(monkeypatch: pytest.MonkeyPatch
         others = [records[0], *(record for record in records[1:at] if record.order[0] != tid)]
         return value_before(others, len(others), tid, aborted)
 
-    value_before = chain.value_before
+    value_before = chains.value_before
     plant(monkeypatch, "value_before", of_others)
     assert rewritten() != [None, [5, 50, 51, 51, 53], 53]
 
@@ -519,7 +519,7 @@ def test_b6_snapshots_go_on_after_an_idle_hour(tmp_path: Path) -> None:
             now_us[0] += 3_600_000_000
             runtime.client.call(add, "n", 1)
             assert runtime.snapshot() == {"epoch": number}
-    manifests = Past(tmp_path, app).snapshots.manifests()
+    manifests = StoreReader(tmp_path, app).snapshots.manifests()
     assert {manifest.epoch for manifest in manifests} >= {5, 6, 7}
 
 

@@ -27,9 +27,9 @@ from headrace import App, Config, Runtime
 from headrace.cli import main
 from headrace.durability import store as stores
 from headrace.durability.identity import IDENTITY, with_checksum
-from headrace.durability.log import bounds, read_log
-from headrace.durability.past import Past
-from headrace.durability.records import EpochHeader, unpack
+from headrace.durability.log.log import bounds, read_log
+from headrace.durability.log.records import EpochHeader, unpack
+from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.store import DirectoryStore
 from headrace.errors import AppChanged, HeadraceError, LogBroken, SnapshotBroken, StoreError, StoreFull, WrongStore
 
@@ -202,7 +202,7 @@ def test_a_restored_store_goes_on_from_its_epoch_and_knows_its_request_ids(
             with Runtime(bank.app, store=new) as runtime:
                 assert runtime.client.call(bank.deposit, "alice", 10, request_id=f"r{epoch}") == 10 * epoch
                 assert runtime.client.call(bank.deposit, "alice", 1) == 10 * epoch + more
-        assert Past(new, bank.app).replay().state()["account"] == {"alice": 10 * epoch + 2}
+        assert StoreReader(new, bank.app).replay().state()["account"] == {"alice": 10 * epoch + 2}
 
 
 def test_a_store_is_restored_only_into_an_empty_place(

@@ -10,11 +10,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace import App, Config, Reply
-from headrace.core.coordinator import Found, Read
+from headrace.core.coordinator import Read, ReadResult
 from headrace.core.engine import Answer, Submit
 from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
-from headrace.runtime.fleet import Fleet
+from headrace.sim.fleet import Fleet
 from tests.driver import Driver
 from tests.programs import PROGRAMS, Program, app
 from tests.test_serializability import MANY, exactly, outcome, run_oracle
@@ -69,7 +69,7 @@ def run_fleet(
         if isinstance(effect, Answer):
             assert effect.token not in answers
             answers[effect.token] = list(Replies(effect.answers, program.values.unseal))
-        elif isinstance(effect, Found):
+        elif isinstance(effect, ReadResult):
             state = {(name, key): program.values.unseal(value) for name, key, value in effect.entities}
     for worker in fleet.workers.values():
         left = [worker.progress, worker.ordered.parts, worker.early, worker.ordered.aborted]

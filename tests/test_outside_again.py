@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from headrace.core.deferred import Perform, Responded
 from headrace.core.epoch import Epoch
-from headrace.core.journal import Append, Response, TakeSnapshot
+from headrace.core.journal import Append, TakeSnapshot
+from headrace.core.later.deferred import Perform, Responded
 from headrace.sim.disk import SimStore
 from headrace.sim.oracle import Oracle
+from headrace.wire.messages import Response
 from tests.cluster import exactly
 from tests.durability.hand import Hand, after_power_loss, memory
 from tests.outside import SECOND, check_nothing_is_left, response

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace import Abort, App, Context
 from headrace.core.channel import Tick
-from headrace.core.deferred import Deferred
+from headrace.core.later.deferred import Deferred
 from headrace.errors import ModelError
 from headrace.model import cron
 from headrace.model.cron import DAY_US, MINUTE_US, Cron, Interval

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import ycsb
-from headrace.bench.clients import AT_ONCE_DURABLE, BATCH, Parts, Stopwatch, cut, send, send_calls_on_time
+from headrace.bench.senders import AT_ONCE_DURABLE, BATCH, Parts, Stopwatch, cut, send, send_calls_on_time
 from headrace.bench.stores import WatchedStore, file_system, folder_on_disk, wait_until_kept
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
@@ -32,7 +32,7 @@ WANTED_RATIO = 0.85
 WANTED_P99_MS = 50
 
 
-class Lap(NamedTuple):
+class DurableLap(NamedTuple):
     committed: int
     elapsed_s: float
     lag_s: float  # until the replies were in the store, too
@@ -44,12 +44,12 @@ def begin(workers: int, store: Any = None) -> Driver:
     return Cluster("headrace.bench.ycsb:app", workers, mode="ordered", store=store)
 
 
-def lap(runtime: Driver, parts: Parts) -> Lap:
+def lap(runtime: Driver, parts: Parts) -> DurableLap:
     answers, elapsed, _ = send(runtime, ycsb.transfer, parts, AT_ONCE_DURABLE)
     lag = Stopwatch()
     with lag:
         wait_until_kept(runtime)
-    return Lap(sum(len(answer.tids) - len(answer.failures) for answer in answers), elapsed, lag.laps_s[0])
+    return DurableLap(sum(len(answer.tids) - len(answer.failures) for answer in answers), elapsed, lag.laps_s[0])
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def durable(
     changes: bool = False,
 ) -> dict[str, Any]:
     """The whole benchmark. `transactions` are those of a repeat on each side; with `changes` accounts log them."""
-    laps: list[tuple[Lap, Lap]] = []
+    laps: list[tuple[DurableLap, DurableLap]] = []
     with accounts_log_changes(changes), folder_on_disk(where) as folder:
         store = WatchedStore(folder / "store")
         with begin(workers) as plain, begin(workers, store) as kept:

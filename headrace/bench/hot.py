@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace import Abort
-from headrace.bench.clients import Stopwatch, send
-from headrace.bench.ycsb import Driver
+from headrace.bench.senders import Stopwatch, send
+from headrace.bench.ycsb import EngineInThread
 from headrace.core.channel import Send
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.runtime.cluster import Cluster
-from headrace.runtime.worker import BEAT_S_MAX
+from headrace.runtime.worker_process import BEAT_S_MAX
 from headrace.wire.messages import Final, Run
 
 EPOCH = 1_000
@@ -73,7 +73,7 @@ class WatchedCluster(Cluster):
         return self.metrics()
 
 
-class Measured(NamedTuple):
+class HotFigures(NamedTuple):
     committed_per_s: float
     serial_per_s: float
     of_serial: float
@@ -85,7 +85,7 @@ class Measured(NamedTuple):
     same_as_serial: bool
 
 
-def run(cluster: WatchedCluster, serial: Driver, counters: int, calls: int, number: int) -> Measured:
+def run(cluster: WatchedCluster, serial: EngineInThread, counters: int, calls: int, number: int) -> HotFigures:
     rng = random.Random(number)
     keys = [number * calls + at for at in range(calls)]
     args = [(f"hot-{rng.randrange(counters)}", at % 7) for at in range(calls)]
@@ -104,7 +104,7 @@ def run(cluster: WatchedCluster, serial: Driver, counters: int, calls: int, numb
     epochs_s = [cluster.final_s[each] - cluster.began_s[each] for each in range(first, first + count)]
     longest = max(range(count), key=epochs_s.__getitem__)
     committed, serial_s = calls - len(failures), sum(laps.laps_s)
-    return Measured(
+    return HotFigures(
         committed_per_s=committed / spread_s,
         serial_per_s=committed / serial_s,
         of_serial=serial_s / spread_s,
@@ -122,7 +122,7 @@ def hot(workers: int, calls: int, repeats: int, progress: Callable[[int], None])
     """The whole benchmark: each case on a cluster of its own, once cold and then several times."""
     result: dict[str, Any] = {"workload": "hot", "calls": calls, "workers": workers, "repeats": repeats}
     for name, counters in CASES.items():
-        serial, runs = Driver(app), []
+        serial, runs = EngineInThread(app), []
         with WatchedCluster(workers) as cluster:
             for number in range(repeats + 1):
                 runs.append(run(cluster, serial, counters, calls, number))
@@ -131,7 +131,7 @@ def hot(workers: int, calls: int, repeats: int, progress: Callable[[int], None])
     return result
 
 
-def figures(runs: list[Measured]) -> dict[str, Any]:
+def figures(runs: list[HotFigures]) -> dict[str, Any]:
     """Medians; of the epochs the longest of all."""
     found: dict[str, Any] = {
         name: round(median(getattr(one, name) for one in runs), 3)

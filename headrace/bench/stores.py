@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.bench import ycsb
-from headrace.bench.clients import send
+from headrace.bench.senders import send
 from headrace.durability.store import DirectoryStore
 from headrace.runtime.driver import Driver
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import cores, ycsb
-from headrace.bench.line import STAGES, Line, Progress, Window
+from headrace.bench.spark_stream import STAGES, StreamProgress, StreamUnderTest, Window
 from headrace.bench.stores import file_system, folder_on_disk
 from headrace.config import Config
 
@@ -34,7 +34,7 @@ SETTINGS = {"spark_driver_memory": "1g", "spark_sql_streaming_numRecentProgressU
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-class Plan(NamedTuple):
+class Durations(NamedTuple):
     """How long all takes."""
 
     seconds: float = 8.0  # at each rate
@@ -63,7 +63,7 @@ class Tried(NamedTuple):
 
 def through(
     keys: int,
-    plan: Plan,
+    plan: Durations,
     where: Path | None,
     progress: Callable[[int], None],
     spark: Any = None,
@@ -83,9 +83,9 @@ def through(
 
 
 def measure(
-    spark: Any, folder: Path, keys: int, plan: Plan, progress: Callable[[int], None], config: Config | None
+    spark: Any, folder: Path, keys: int, plan: Durations, progress: Callable[[int], None], config: Config | None
 ) -> dict[str, Any]:
-    line = Line(spark, folder, keys, config=config)
+    line = StreamUnderTest(spark, folder, keys, config=config)
     try:
         line.run(min(WARM_UP_PER_S, plan.first_per_s), plan.warm_up_s)
         progress(1)
@@ -137,7 +137,7 @@ def measure(
     }
 
 
-def of_tiny(line: Line, plan: Plan) -> tuple[Window | None, float, float]:
+def of_tiny(line: StreamUnderTest, plan: Durations) -> tuple[Window | None, float, float]:
     """Micro-batches of next to no rows: what each costs that does not depend on them, in both queries."""
     before = [len(each.look()) for each in (line.calls, line.replies)]
     window = line.run(TINY_PER_S, plan.tiny_s)
@@ -148,7 +148,7 @@ def of_tiny(line: Line, plan: Plan) -> tuple[Window | None, float, float]:
     return window, costs[0], costs[1]
 
 
-def at_rate(line: Line, per_s: float, seconds: float) -> Tried:
+def at_rate(line: StreamUnderTest, per_s: float, seconds: float) -> Tried:
     engine, count = line.runtime._thread.name, len(line.calls.look())
     before, began = cores.used(engine), time.perf_counter()
     window = line.run(per_s, SETTLE_S + seconds + AFTER_S, (SETTLE_S, SETTLE_S + seconds))
@@ -177,11 +177,11 @@ def search(attempt: Callable[[float], bool], first: float, steps_max: int) -> fl
 
 def naive(spark: Any, folder: Path, keys: int, rows: int) -> float:
     """Rows per second of the loop over a dict."""
-    from headrace.spark.faucet import Faucet, Tap
+    from headrace.spark.sources.paced import PacedSource, PaceFile
 
     folder.mkdir()
-    spark.dataSource.register(Faucet)
-    tap = Tap(folder / "schedule.json")
+    spark.dataSource.register(PacedSource)
+    tap = PaceFile(folder / "schedule.json")
     tap.give(rows * NAIVE_BATCHES)
     balances = dict.fromkeys(range(keys), ycsb.BALANCE)
 
@@ -195,7 +195,7 @@ def naive(spark: Any, folder: Path, keys: int, rows: int) -> float:
 
     source = spark.readStream.format("headrace.faucet").options(keys=keys, maxRowsPerBatch=rows).load(str(tap.path))
     writer = source.writeStream.foreachBatch(transfer).option("checkpointLocation", str(folder / "checkpoint"))
-    progress = Progress(writer.start())
+    progress = StreamProgress(writer.start())
     try:
         until = time.time() + PATIENCE_S
         while len(progress.look()) < NAIVE_BATCHES:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import reference
-from headrace.bench.clients import Stopwatch
+from headrace.bench.senders import Stopwatch
 from headrace.core.engine import Answer, Engine, Submit
 from headrace.core.ingress import Admission
 from headrace.model.app import App
@@ -142,7 +142,7 @@ def spin(spins: int) -> None:
         pass
 
 
-class Form(NamedTuple):
+class LoopForm(NamedTuple):
     """One way to write the functions, and the loop that is its reference."""
 
     name: str
@@ -151,12 +151,12 @@ class Form(NamedTuple):
 
 
 FORMS = (
-    Form("plain", transfer, reference.run_plain),
-    Form("coroutine", transfer_coroutine, reference.run_coroutines),
+    LoopForm("plain", transfer, reference.run_plain),
+    LoopForm("coroutine", transfer_coroutine, reference.run_coroutines),
 )
 
 
-class Measured(NamedTuple):
+class SerialFigures(NamedTuple):
     committed_per_s: float
     reference_per_s: float
     ratio: float
@@ -199,7 +199,7 @@ def transfers(keys: int, theta: float, count: int, seed: int) -> list[tuple[int,
     return pairs
 
 
-def run(form: Form, pairs: list[tuple[int, int]], keys: int, progress: Callable[[int], None]) -> Measured:
+def run(form: LoopForm, pairs: list[tuple[int, int]], keys: int, progress: Callable[[int], None]) -> SerialFigures:
     """Reference, engine and client, slice by slice. What they work on is made before, so that none finds it warm."""
     parts = [pairs[start : start + SLICE] for start in range(0, len(pairs), SLICE)]
     prepared = [
@@ -217,7 +217,7 @@ def run(form: Form, pairs: list[tuple[int, int]], keys: int, progress: Callable[
     expected: list[Any] = []
     got: list[Any] = []
     aborted = 0
-    driver = Driver()
+    driver = EngineInThread()
     everybody, opening = list(range(keys)), [(BALANCE,)] * keys
     driver.map("open", open_account, everybody, opening)
     with Runtime(app) as runtime:
@@ -235,7 +235,7 @@ def run(form: Form, pairs: list[tuple[int, int]], keys: int, progress: Callable[
             progress(len(debtors))
         same_in_both = runtime.state(account) == driver.tables["account"]
     final = driver.tables["account"]
-    return Measured(
+    return SerialFigures(
         committed_per_s=(len(pairs) - aborted) / sum(engine.laps_s),
         reference_per_s=len(pairs) / sum(bare.laps_s),
         ratio=median(one / other for one, other in zip(bare.laps_s, engine.laps_s, strict=True)),
@@ -251,7 +251,7 @@ def run(form: Form, pairs: list[tuple[int, int]], keys: int, progress: Callable[
     )
 
 
-class Driver:
+class EngineInThread:
     """The engine in this thread, as the reference is: from the arguments to the answers, without a runtime."""
 
     def __init__(self, app: App = app) -> None:

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from headrace.errors import HeadraceError
 
-TARGET = "headrace.chaos.app:app"
+TARGET = "headrace.chaos.tested_app:app"
 START_S_MAX = 60.0
 REAP_S_MAX = 10.0
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
 # The command as it is, but for the kernel's promise to kill it when its starter dies.
 SCRIPT = (
-    "from headrace.runtime.worker import die_with_parent; die_with_parent();"
+    "from headrace.runtime.worker_process import die_with_parent; die_with_parent();"
     "import runpy; runpy.run_module('headrace.cli', run_name='__main__', alter_sys=True)"
 )
 

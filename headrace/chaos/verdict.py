@@ -12,16 +12,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headrace.chaos import app
-from headrace.chaos.clients import ACCOUNTS, Asked
+from headrace.chaos import tested_app
+from headrace.chaos.traffic import ACCOUNTS, SentRequest
 from headrace.runtime.inprocess import Runtime
 from headrace.sim import elle
 
-TRANSFERS = (app.transfer, app.transfer_awaited)
+TRANSFERS = (tested_app.transfer, tested_app.transfer_awaited)
 AT_ONCE = 500
 
 
-class Verdict:
+class ChaosVerdict:
     """Collects what is wrong, in words, each only once for a request."""
 
     def __init__(self) -> None:
@@ -37,9 +37,9 @@ class Verdict:
         return [*self.lost.values(), *self.duplicated.values(), *self.violations]
 
 
-def judge(history: list[Asked], receipts: dict[str, list[int]], lists: dict[str, list[int]]) -> Verdict:
+def judge(history: list[SentRequest], receipts: dict[str, list[int]], lists: dict[str, list[int]]) -> ChaosVerdict:
     """`receipts` and `lists` are what is there at the end."""
-    verdict = Verdict()
+    verdict = ChaosVerdict()
     answered = [asked for asked in history if asked.answered]
     for asked in history:
         if not asked.answered:
@@ -53,20 +53,20 @@ def judge(history: list[Asked], receipts: dict[str, list[int]], lists: dict[str,
     return verdict
 
 
-def expected_receipts(asked: Asked) -> Iterator[tuple[str, int]]:
+def expected_receipts(asked: SentRequest) -> Iterator[tuple[str, int]]:
     if asked.call[0] in TRANSFERS:
-        yield app.page_of(asked.call[4], asked.number), asked.number
+        yield tested_app.page_of(asked.call[4], asked.number), asked.number
 
 
-def expected_appends(asked: Asked) -> Iterator[tuple[str, int]]:
-    if asked.call[0] in (app.run_all, app.send_all):
+def expected_appends(asked: SentRequest) -> Iterator[tuple[str, int]]:
+    if asked.call[0] in (tested_app.run_all, tested_app.send_all):
         for kind, key, value in asked.call[2]:
-            if kind == app.APPEND:
+            if kind == tested_app.APPEND:
                 yield key, value
 
 
 def judge_effects(
-    verdict: Verdict, history: list[Asked], expected: Any, found: dict[str, list[int]], what: str
+    verdict: ChaosVerdict, history: list[SentRequest], expected: Any, found: dict[str, list[int]], what: str
 ) -> None:
     """What committed is there once, what aborted is not there, and nothing else is."""
     counts = {(key, value): count for key, values in found.items() for value, count in Counter(values).items()}
@@ -84,16 +84,16 @@ def judge_effects(
     verdict.violations += [f"{what} {place} is there, and nobody left it" for place in counts]
 
 
-def judge_bank(history: Iterable[Asked]) -> Iterator[str]:
-    total = app.START * len(ACCOUNTS)
+def judge_bank(history: Iterable[SentRequest]) -> Iterator[str]:
+    total = tested_app.START * len(ACCOUNTS)
     for asked in history:
-        if asked.call[0] is app.audit and asked.result != total:
+        if asked.call[0] is tested_app.audit and asked.result != total:
             yield f"bank: {asked.request_id} (TID {asked.tid}) counted {asked.result}, not {total}"
-        elif asked.call[0] is app.transfer and asked.is_ok and asked.result < 0:
+        elif asked.call[0] is tested_app.transfer and asked.is_ok and asked.result < 0:
             yield f"bank: {asked.request_id} (TID {asked.tid}) left a balance of {asked.result}"
 
 
-def judge_order(history: list[Asked]) -> Iterator[str]:
+def judge_order(history: list[SentRequest]) -> Iterator[str]:
     """A TID is one request's; and who was answered before another one was sent comes before it."""
     log = sorted(history, key=lambda asked: asked.tid or 0)
     for asked, after in itertools.pairwise(log):
@@ -106,26 +106,26 @@ def judge_order(history: list[Asked]) -> Iterator[str]:
         first_answer = min(first_answer, asked.answered)
 
 
-def judge_lists(history: list[Asked]) -> Iterator[str]:
+def judge_lists(history: list[SentRequest]) -> Iterator[str]:
     rows = [
-        elle.Transaction(number, list(ops_of(asked)), elle.OK, asked.sent, asked.answered)
+        elle.ElleTransaction(number, list(ops_of(asked)), elle.OK, asked.sent, asked.answered)
         for number, asked in enumerate(history)
-        if asked.call[0] in (app.run_all, app.send_all) and asked.is_ok
+        if asked.call[0] in (tested_app.run_all, tested_app.send_all) and asked.is_ok
     ]
     for anomaly in elle.check(rows):
         yield f"lists: {anomaly.name}: {anomaly.explanation}"
 
 
-def ops_of(asked: Asked) -> Iterator[elle.Op]:
+def ops_of(asked: SentRequest) -> Iterator[elle.Op]:
     seen = iter(asked.result)
     for kind, key, value in asked.call[2]:
-        yield (elle.APPEND, key, value) if kind == app.APPEND else (elle.READ, key, next(seen, None))
+        yield (elle.APPEND, key, value) if kind == tested_app.APPEND else (elle.READ, key, next(seen, None))
 
 
-def judge_replies(history: list[Asked]) -> Iterator[str]:
+def judge_replies(history: list[SentRequest]) -> Iterator[str]:
     """The log is the serial order: run one after the other, in the order of the TIDs, they give the same replies."""
     log = sorted(history, key=lambda asked: asked.tid or 0)
-    with Runtime(app.app) as runtime:
+    with Runtime(tested_app.app) as runtime:
         for at in range(0, len(log), AT_ONCE):
             part = log[at : at + AT_ONCE]
             for asked, reply in zip(part, runtime.client.batch([asked.call for asked in part]), strict=True):

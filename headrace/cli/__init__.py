@@ -185,7 +185,7 @@ def sim(
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Run the engine in a simulated world of faults, from one number each, and check what must hold."""
-    from headrace.cli.programs import programs_many, programs_one
+    from headrace.cli.random_programs import programs_many, programs_one
     from headrace.cli.simulate import sim_many, sim_one
 
     if programs:

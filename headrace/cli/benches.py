@@ -44,7 +44,7 @@ def bench_ycsb(
 
         if through != "spark" or zipf or workers > 1:
             raise typer.BadParameter("--through spark is all there is: uniform, and with one worker")
-        plan = streamed.Plan(seconds)
+        plan = streamed.Durations(seconds)
         with harness.progress("YCSB-T through Spark", total=plan.total()) as advance:
             result = streamed.through(keys, plan, where, advance)
         finish(result, streamed.summary(result), as_json, save)
@@ -57,7 +57,7 @@ def bench_ycsb(
         finish(result, kept.summary(result), as_json, save)
         return
     if workers > 1:
-        from headrace.bench import workers as spread
+        from headrace.bench import scaling as spread
 
         total = repeats * (transactions * len(spread.FORMS) + spread.COSTLY_TRANSFERS)
         with harness.progress("YCSB-T", total=total) as advance:
@@ -77,7 +77,7 @@ def bench_epochs(
     save: Save = None,
 ) -> None:
     """Where an epoch's time and messages go when it is spread over workers."""
-    from headrace.bench import epochs as breakdown
+    from headrace.bench import breakdown as breakdown
     from headrace.bench import harness
 
     with harness.progress("epochs", total=breakdown.CASES) as advance:
@@ -115,7 +115,7 @@ def bench_snapshots(
 ) -> None:
     """What a snapshot every second costs, in throughput and latency, against the same without."""
     from headrace.bench import harness
-    from headrace.bench import snapshots as taken
+    from headrace.bench import snapshot_cost as taken
 
     with harness.progress("snapshots", total=taken.total(entities, transactions, repeats, seconds)) as advance:
         result = taken.measure(entities, zipf, transactions, repeats, seconds, where, advance)
@@ -132,11 +132,11 @@ def bench_recovery(
     save: Save = None,
 ) -> None:
     """How soon a killed app is back in service."""
-    from headrace.bench import harness, recovery
+    from headrace.bench import harness, recovery_time
 
     with harness.progress("recovery", total=repeats + 1) as advance:
-        result = recovery.measure(entities, transactions, repeats, where, advance)
-    finish(result, recovery.summary(result), as_json, save)
+        result = recovery_time.measure(entities, transactions, repeats, where, advance)
+    finish(result, recovery_time.summary(result), as_json, save)
 
 
 @bench.command("tables")
@@ -148,11 +148,11 @@ def bench_tables(
     save: Save = None,
 ) -> None:
     """How fast Spark loads state in bulk, and reads it as a table."""
-    from headrace.bench import harness, tables
+    from headrace.bench import bulk_tables, harness
 
-    with harness.progress("tables", total=tables.total(entities, repeats)) as advance:
-        result = tables.measure(entities, repeats, where, advance)
-    finish(result, tables.summary(result), as_json, save)
+    with harness.progress("tables", total=bulk_tables.total(entities, repeats)) as advance:
+        result = bulk_tables.measure(entities, repeats, where, advance)
+    finish(result, bulk_tables.summary(result), as_json, save)
 
 
 @bench.command("starts")

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.chaos.run import chaos
+from headrace.chaos.campaign import chaos
 
 
 def run_chaos(seconds: float, seed: int | None, workers: int, store: str | None, as_json: bool) -> bool:

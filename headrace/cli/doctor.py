@@ -17,11 +17,11 @@ from headrace.errors import HeadraceError
 FREE_BYTES_MIN = 1 << 30
 
 
-class Ailment(Exception):
+class Problem(Exception):
     """Something is wrong; the message says what to do."""
 
 
-class Lacking(Exception):
+class MissingOptional(Exception):
     """Something is not there that most do without; the message says what for, and how to get it."""
 
 
@@ -32,42 +32,47 @@ def python() -> str:
 def packages() -> str:
     versions = {name: importlib.metadata.version(name) for name in ("pyspark", "pandas", "pyarrow")}
     if not versions["pyspark"].startswith("4.3."):
-        raise Ailment(f"pyspark {versions['pyspark']}: Headrace is made for 4.3; pip install 'pyspark==4.3.*'")
+        raise Problem(f"pyspark {versions['pyspark']}: Headrace is made for 4.3; pip install 'pyspark==4.3.*'")
     if int(versions["pandas"].partition(".")[0]) >= 3:
-        raise Ailment(f"pandas {versions['pandas']}: PySpark 4.3 needs one below 3; pip install 'pandas<3'")
+        raise Problem(f"pandas {versions['pandas']}: PySpark 4.3 needs one below 3; pip install 'pandas<3'")
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def java(install: bool) -> str:
-    from headrace.spark.java import find_java, install_java
+    from headrace.spark.jvm.java import find_java, install_java
 
     home, version = install_java() if install else find_java()
     return f"Java {version} at {home}"
 
 
 def archive(warm: bool) -> str:
-    from headrace.spark import archive
-    from headrace.spark.java import find_java
+    from headrace.spark.jvm import class_archive
+    from headrace.spark.jvm.java import find_java
 
     home, _ = find_java()
     if warm:
-        archive.make(home)
-    if not archive.java_options(home):
-        raise Lacking("Spark could start in 60% of the time: headrace doctor --warm (takes a minute, and 200 MB)")
+        class_archive.make(home)
+    if not class_archive.java_options(home):
+        raise MissingOptional(
+            "Spark could start in 60% of the time: headrace doctor --warm (takes a minute, and 200 MB)"
+        )
     return f"Spark's classes are at hand in {archive.place(home)}"
 
 
 def kafka(install: bool) -> str:
-    from headrace.spark import connector
+    from headrace.spark.kafka import connector
 
     found = connector.fetch() if install else connector.find()
     if found is None:
-        raise Lacking(f"Spark's connector is not there; headrace run --kafka needs it. To get it {connector.hint()}")
+        raise MissingOptional(
+            f"Spark's connector is not there; headrace run --kafka needs it. To get it {connector.hint()}"
+        )
     return f"Spark's connector {found.version} at {found.jars[0].parent if found.jars else connector.spark_jars()}"
 
 
 def spark() -> str:
-    from headrace.spark import connector, session
+    from headrace.spark import session
+    from headrace.spark.kafka import connector
 
     found = connector.find()
     made = session("headrace-doctor", master="local[1]", **(found.settings if found else {}))
@@ -77,9 +82,9 @@ def spark() -> str:
     finally:
         made.stop()
     if rows != 1_000:
-        raise Ailment(f"Spark counted {rows} rows of 1,000: reinstall pyspark")
+        raise Problem(f"Spark counted {rows} rows of 1,000: reinstall pyspark")
     if found is not None and not has_kafka:
-        raise Ailment(
+        raise Problem(
             f"Spark starts, but does not load its Kafka connector {found.version}: delete {connector.cache()}"
         )
     return f"starts and counts{', and has its Kafka connector' if has_kafka else ''}"
@@ -91,7 +96,7 @@ def port_free(port: int) -> str:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise Ailment(f"port {port} is taken: stop what has it, or use headrace run --port N") from None
+            raise Problem(f"port {port} is taken: stop what has it, or use headrace run --port N") from None
     return f"{port} is free"
 
 
@@ -99,7 +104,7 @@ def disk() -> str:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < FREE_BYTES_MIN:
-        raise Ailment(f"only {free >> 20} MiB free in {folder}: make room, or point TMPDIR elsewhere")
+        raise Problem(f"only {free >> 20} MiB free in {folder}: make room, or point TMPDIR elsewhere")
     return f"{free >> 30} GiB free in {folder}"
 
 
@@ -121,9 +126,9 @@ def examine(install_java: bool, quick: bool, port: int, install_kafka: bool = Fa
         try:
             with out.status(f"checking {name} ..."):
                 found = check()
-        except Lacking as error:
+        except MissingOptional as error:
             out.print(f"[yellow]- {name:9}[/] {escape(str(error))}")
-        except (Ailment, HeadraceError, importlib.metadata.PackageNotFoundError, OSError) as error:
+        except (Problem, HeadraceError, importlib.metadata.PackageNotFoundError, OSError) as error:
             well = False
             out.print(f"[red]✗ {name:9}[/] {escape(str(error))}", markup=True)
         else:

@@ -10,15 +10,16 @@ import msgspec
 import typer
 from rich.console import Console
 
-from headrace.core.journal import Decree, Intent, Response, Retired
-from headrace.durability.log import bounds, read_log
-from headrace.durability.mending import Report, examine
+from headrace.core.journal import Decree, Intent, Retired
+from headrace.durability.log.column_bytes import Columns, from_column
+from headrace.durability.log.examine import ExamineReport, examine
+from headrace.durability.log.log import bounds, read_log
+from headrace.durability.log.records import BatchHeader, CallRows, EpochHeader, RepliesHeader, unpack
+from headrace.durability.log.store_repair import repair_store
 from headrace.durability.migration import LooseValues
-from headrace.durability.past import Past
-from headrace.durability.records import BatchHeader, EpochHeader, RepliesHeader, Rows, unpack
-from headrace.durability.repairs import repair_store
-from headrace.durability.tables import Columns, from_column
+from headrace.durability.reading.store_reader import StoreReader
 from headrace.errors import BadRequest, HeadraceError
+from headrace.wire.messages import Response
 
 LOG, REPLIES = "log", "replies"
 to_json = msgspec.json.Encoder(enc_hook=repr).encode
@@ -32,7 +33,7 @@ def in_json(value: Any) -> str:
 
 
 def show_log(store: str, first: int | None, last: int | None, calls: bool, replies: bool, as_json: bool) -> None:
-    past = Past(store)
+    past = StoreReader(store)
     out = Console(highlight=False, soft_wrap=True)
     for row in rows_of(past, REPLIES if replies else LOG, first, last, calls):
         if as_json:
@@ -46,7 +47,7 @@ def show_log(store: str, first: int | None, last: int | None, calls: bool, repli
             out.print(f"{'':>10}{call_text(call)}", markup=False)
 
 
-def rows_of(past: Past, name: str, first: int | None, last: int | None, calls: bool) -> Iterator[dict[str, Any]]:
+def rows_of(past: StoreReader, name: str, first: int | None, last: int | None, calls: bool) -> Iterator[dict[str, Any]]:
     end = bounds(past.store, name)[1]
     if first is not None and first > end:
         raise BadRequest(f"{past.store.url}/{name} ends with record {end}: there is no record {first}")
@@ -109,7 +110,7 @@ def pieces_of(header: EpochHeader) -> Iterator[tuple[Any, int]]:
         start += piece.size
 
 
-def calls_of(rows: Rows, columns: Columns) -> Iterator[dict[str, Any]]:
+def calls_of(rows: CallRows, columns: Columns) -> Iterator[dict[str, Any]]:
     if "key" not in columns:
         return
     values, keys = LooseValues(), from_column(columns["key"])
@@ -160,7 +161,7 @@ def call_text(call: dict[str, Any]) -> str:
 
 def verify_log(store: str, as_json: bool) -> bool:
     """Both logs: every frame, and whether what is in the records can be read."""
-    past = Past(store)
+    past = StoreReader(store)
     found = {name: examine(past.store, name) for name in (LOG, REPLIES)}
     unreadable = [text for name, report in found.items() if report.is_sound for text in unreadable_in(past, name)]
     is_sound = not unreadable and all(report.is_sound for report in found.values())
@@ -177,7 +178,7 @@ def verify_log(store: str, as_json: bool) -> bool:
     return is_sound
 
 
-def unreadable_in(past: Past, name: str) -> Iterator[str]:
+def unreadable_in(past: StoreReader, name: str) -> Iterator[str]:
     for record in read_log(past.store, name, None):
         try:
             unpack(record.data)
@@ -185,7 +186,7 @@ def unreadable_in(past: Past, name: str) -> Iterator[str]:
             yield f"{name}: record {record.number}: {error}"
 
 
-def plain(report: Report) -> dict[str, Any]:
+def plain(report: ExamineReport) -> dict[str, Any]:
     return {
         "records": report.records,
         "first": report.first,
@@ -202,7 +203,7 @@ def plain(report: Report) -> dict[str, Any]:
 
 def repair_log(store: str, is_sure: bool, as_json: bool) -> bool:
     """True if both logs are sound now, from the newest snapshot on."""
-    past = Past(store)
+    past = StoreReader(store)
     out = Console(highlight=False, soft_wrap=True)
     if not is_sure:
         for name in (LOG, REPLIES):

@@ -74,7 +74,7 @@ def snapshot_now(
 @snapshot.command("list")
 def snapshot_list(store: Store, as_json: Json = False) -> None:
     """The snapshots in a store, oldest first."""
-    from headrace.cli.snapshots import list_snapshots
+    from headrace.cli.state_commands import list_snapshots
 
     list_snapshots(store, as_json)
 
@@ -86,7 +86,7 @@ def snapshot_show(
     as_json: Json = False,
 ) -> None:
     """What a snapshot is made of. Reads and checks all of it."""
-    from headrace.cli.snapshots import show_snapshot
+    from headrace.cli.state_commands import show_snapshot
 
     show_snapshot(store, epoch, as_json)
 
@@ -102,7 +102,7 @@ def state_get(
     as_json: Json = False,
 ) -> None:
     """Print the state of one entity. Exit code 1: it has none."""
-    from headrace.cli.snapshots import get_state
+    from headrace.cli.state_commands import get_state
 
     if int_key and not key.removeprefix("-").isdecimal():
         raise typer.BadParameter(f"{key!r} is no number", param_hint="KEY")
@@ -120,7 +120,7 @@ def state_scan(
     as_json: Json = False,
 ) -> None:
     """Print the state of all entities of an operator, by key."""
-    from headrace.cli.snapshots import scan_state
+    from headrace.cli.state_commands import scan_state
 
     scan_state(store, app, epoch, operator, limit, as_json)
 
@@ -133,7 +133,7 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Time travel: make a new store that goes on from the end of an epoch. The old one is left as it is."""
-    from headrace.cli.replays import restore_into
+    from headrace.cli.replay import restore_into
 
     restore_into(target, store, epoch, into, as_json)
 
@@ -147,13 +147,13 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run a stretch of the log again and compare with what was answered. Exit code 1: functions gave other results."""
-    from headrace.cli.replays import verify_stretch
+    from headrace.cli.replay import verify_stretch
 
     raise typer.Exit(0 if verify_stretch(target, store, first, last, twice, as_json) else 1)
 
 
 def upgrade(target: Target, store: Store, as_json: Json = False) -> None:
     """Before new code: with the old code, make a snapshot at the log's end. Stop the app first."""
-    from headrace.cli.replays import upgrade_store
+    from headrace.cli.replay import upgrade_store
 
     upgrade_store(target, store, as_json)

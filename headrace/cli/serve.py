@@ -23,7 +23,7 @@ from rich import markup
 from rich.console import Console
 
 from headrace.errors import BadRequest, Unreachable
-from headrace.runtime import garbage
+from headrace.runtime import gc_settings
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
 from headrace.runtime.gateway import gateway
@@ -31,7 +31,7 @@ from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load
 
 if TYPE_CHECKING:
-    from headrace.spark.kafka import Pipeline
+    from headrace.spark.kafka.pipeline import Pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def serve(
         spark = stack.enter_context(in_spark(kafka, on)) if kafka is not None or is_hosted else None
         pipeline = None if kafka is None else stack.enter_context(piped(kafka, str(store), spark))
         if is_hosted:
-            from headrace.spark.workers import SparkCluster
+            from headrace.spark.hosting.spark_cluster import SparkCluster
 
             runtime: Driver = SparkCluster(target, workers, mode=mode, store=store, spark=spark)
         else:
@@ -113,7 +113,7 @@ def serve(
         if kafka is not None:
             print(f"Requests come from {kafka.requests} at {kafka.brokers}, replies go to {kafka.replies}.", flush=True)
         web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
-        garbage.settle()
+        gc_settings.settle()
         server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
         for each in (runtime, pipeline):
             if each is not None:
@@ -127,7 +127,8 @@ def serve(
 @contextlib.contextmanager
 def in_spark(kafka: FromKafka | None, on: OnSpark | None) -> Iterator[Any]:
     """A Spark of its own."""
-    from headrace.spark import connector, session
+    from headrace.spark import session
+    from headrace.spark.kafka import connector
 
     found = None if kafka is None else connector.find()  # else your own settings of Spark may name it
     settings = {} if kafka is None else {"spark.task.maxFailures": "1"}  # a task that is tried again writes again
@@ -145,8 +146,8 @@ def in_spark(kafka: FromKafka | None, on: OnSpark | None) -> Iterator[Any]:
 @contextlib.contextmanager
 def piped(kafka: FromKafka, store: str, spark: Any) -> Iterator[Pipeline]:
     """A pipeline, to be started when the app runs."""
-    from headrace.spark.kafka import Pipeline
-    from headrace.spark.topics import Kafka, read_properties
+    from headrace.spark.kafka.pipeline import Pipeline
+    from headrace.spark.kafka.topics import Kafka, read_properties
 
     client = {} if kafka.properties is None else read_properties(kafka.properties)
     topics = tuple(topic.strip() for topic in kafka.requests.split(","))

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from headrace.sim.parameters import draw
-from headrace.sim.run import PROBES, Report, simulate
+from headrace.sim.run import PROBES, RunReport, simulate
 from headrace.sim.shrink import shrink
 
 SHOWN_MAX = 10  # violations printed
@@ -80,16 +80,16 @@ def sim_part(seeds: range) -> None:
         sys.stdout.buffer.flush()
 
 
-def guarded(seed: int) -> Report:
+def guarded(seed: int) -> RunReport:
     """A mistake of the simulator itself is a violation, too."""
     try:
         return simulate(seed)
     except Exception as error:
-        return Report(seed, draw(seed).described(), [f"the simulator failed: {error!r}"], {}, {}, "", 0, 0, 0, 0)
+        return RunReport(seed, draw(seed).described(), [f"the simulator failed: {error!r}"], {}, {}, "", 0, 0, 0, 0)
 
 
-def gather(first: int, seeds: int, jobs: int, advance: Callable[[], None]) -> list[Report]:
-    reports: list[Report] = []
+def gather(first: int, seeds: int, jobs: int, advance: Callable[[], None]) -> list[RunReport]:
+    reports: list[RunReport] = []
 
     def run(part: range) -> None:
         while part:
@@ -99,7 +99,7 @@ def gather(first: int, seeds: int, jobs: int, advance: Callable[[], None]) -> li
                 part = part[1:]
             if part:
                 why = f"its process ended, or it took more than {SEED_S_MAX} seconds"
-                reports.append(Report(part[0], draw(part[0]).described(), [why], {}, {}, "", 0, 0, 0, 0))
+                reports.append(RunReport(part[0], draw(part[0]).described(), [why], {}, {}, "", 0, 0, 0, 0))
                 advance()
                 part = part[1:]
 
@@ -114,17 +114,17 @@ def gather(first: int, seeds: int, jobs: int, advance: Callable[[], None]) -> li
     return reports
 
 
-def run_part(seeds: range) -> Iterator[Report]:
+def run_part(seeds: range) -> Iterator[RunReport]:
     """Seeds in a process of their own."""
     numbers = f"{seeds.start}, {seeds.stop}, {seeds.step}"
     script = f"from headrace.cli.simulate import sim_part; sim_part(range({numbers}))"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as part:
         assert part.stdout is not None
         for line in part.stdout:
-            yield msgspec.json.decode(line, type=Report)
+            yield msgspec.json.decode(line, type=RunReport)
 
 
-def summary(reports: list[Report], seconds: float) -> dict[str, Any]:
+def summary(reports: list[RunReport], seconds: float) -> dict[str, Any]:
     """All runs in one object, the same for the same seeds, whoever ran them; but for the seconds."""
     digest = hashlib.blake2b(digest_size=16)
     faults: Counter[str] = Counter()

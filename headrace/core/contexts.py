@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from headrace.core import order
 from headrace.core.epoch import Epoch
-from headrace.core.later import Later
+from headrace.core.later.deferring import Deferring
 from headrace.core.program import MISSING, Entry, Program
 from headrace.core.signature import Args
 from headrace.errors import BadCall, ExternalFailed, HeadraceError, LimitReached, TooLarge
@@ -62,7 +62,7 @@ class Transaction:
 
     def reset(self) -> None:
         self.calls_left, self.bytes_left = self.limits  # calls_left: queued ones count by the length of the queue
-        self.unawaited: dict[Awaitable | External, None] = {}  # made, and not awaited yet
+        self.unawaited: dict[Awaitable | ExternalCall, None] = {}  # made, and not awaited yet
         self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does about it
         self.needs: Any = None  # what this run does not know: it is void. True is the path of a call
         self.is_marked = False  # whether any of the above was touched
@@ -101,7 +101,7 @@ class Awaitable:
         return (yield self)
 
 
-class External:
+class ExternalCall:
     """An external call, to be awaited. It is answered at once if its response is known; else the run is void."""
 
     __slots__ = ("args", "call", "made_at", "made_by", "name")
@@ -116,7 +116,7 @@ class External:
         return self.made_by.response_to(self)
 
 
-class SerialContext(Later):
+class SerialContext(Deferring):
     """A call's hold on its entity. Reused by the next call of the same function, unless this one waits."""
 
     __slots__ = (
@@ -220,7 +220,7 @@ class SerialContext(Later):
             raise self.doomed(too_many_calls(self._program))
         queue.append((entry, key, args))
 
-    def call_external(self, name: str, /, *args: Any) -> External:
+    def call_external(self, name: str, /, *args: Any) -> ExternalCall:
         if self._entry.is_plain:
             raise BadCall(
                 f"{self._entry.name} is a plain def and cannot await: make it async def, or use send_external"
@@ -233,7 +233,7 @@ class SerialContext(Later):
         self._count(len(packed))
         return self._reach_out(name, packed)
 
-    def _reach_out(self, name: str, args: bytes) -> External:
+    def _reach_out(self, name: str, args: bytes) -> ExternalCall:
         raise self.void(True)
 
     def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
@@ -313,12 +313,12 @@ class TrackedContext(SerialContext):
         self._made += 1
         return order.path_awaited(self._path, self._made)
 
-    def _reach_out(self, name: str, args: bytes) -> External:
-        call = External(self, self._chance.id("external"), name, args)
+    def _reach_out(self, name: str, args: bytes) -> ExternalCall:
+        call = ExternalCall(self, self._chance.id("external"), name, args)
         self._transaction.unawaited[call] = None
         return call
 
-    def response_to(self, call: External) -> Any:
+    def response_to(self, call: ExternalCall) -> Any:
         transaction = self._transaction
         if call not in transaction.unawaited:
             raise BadCall(f"{self._entry.name} awaits a ctx.call_external(...) for the second time")
@@ -363,7 +363,7 @@ class OrderedContext(SerialContext):
             self._drawn = (self._order, Chance(self._program.seed, tid, order.path_of(place)))
         return self._drawn[1]
 
-    def _reach_out(self, name: str, args: bytes) -> External:
+    def _reach_out(self, name: str, args: bytes) -> ExternalCall:
         raise self.doomed(BadCall("an external call is made by a transaction that runs alone"))
 
     def get(self, default: Any = None) -> Any:

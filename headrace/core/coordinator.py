@@ -8,7 +8,7 @@ Rules:
 2. A lone transaction goes to its root's worker only and carries a whole share; every message about it takes half of
    what its sender holds. It has settled when the shares that came back add up to one, exactly: 2^-k travels as k.
 3. If workers suspect transactions, all below the lowest of them is final. One worker runs them and all between them
-   (`core/stretch.py`); then the others settle again. If there are more, it is all up to the end of the epoch.
+   (`core/ordered/stretch.py`); then the others settle again. If there are more, it is all up to the end of the epoch.
 4. When a worker is lost a new term begins: everybody starts from the coordinator's copy of the state and runs the
    epochs since then again. That gives the same results, because the log is the order; only what was not answered is.
 5. Whatever is not an epoch (reading state, taking a copy, other workers) happens between two of them.
@@ -24,25 +24,24 @@ import msgspec
 
 from headrace.config import Config
 from headrace.core import journal
-from headrace.core.between import Between, Start
-from headrace.core.between import Rescale as Rescale
-from headrace.core.between import Rescaled as Rescaled
-from headrace.core.between import Stop as Stop
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
-from headrace.core.deferred import Perform, Responded
-from headrace.core.engine import Answer, Found, Refuse, Submit, timer
+from headrace.core.engine import Answer, ReadResult, Refuse, Submit, timer
 from headrace.core.engine import Read as Read
 from headrace.core.epoch import FINAL, Epoch
-from headrace.core.gathering import DECREE
 from headrace.core.journal import Decree, TakeSnapshot
+from headrace.core.later.deferred import Perform, Responded
+from headrace.core.maintenance import Maintenance, Start
+from headrace.core.maintenance import Rescale as Rescale
+from headrace.core.maintenance import Rescaled as Rescaled
+from headrace.core.maintenance import Stop as Stop
+from headrace.core.ordered.gathering import DECREE
+from headrace.core.ordered.storms import Storms
 from headrace.core.outcome import first_difference
 from headrace.core.placement import ShardMap, shards_of
 from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
-from headrace.core.storms import Storms
 from headrace.errors import ConfigError, NotDeterministic, Poisoned
 from headrace.model.app import App
-from headrace.wire import messages
 from headrace.wire.messages import (
     Begin,
     Changed,
@@ -53,6 +52,7 @@ from headrace.wire.messages import (
     Gathered,
     Idle,
     Respond,
+    Response,
     Results,
     Run,
     Shown,
@@ -78,7 +78,7 @@ class Overran(NamedTuple):
 
 
 Event = Submit | Tick | Received | Lost | Overran | Read | Rescale | TakeSnapshot | Responded | journal.Event
-Effect = Answer | Refuse | Send | SetTimer | Start | Stop | Found | Perform | Rescaled | journal.Effect
+Effect = Answer | Refuse | Send | SetTimer | Start | Stop | ReadResult | Perform | Rescaled | journal.Effect
 
 
 WORKER_STATS = ("ran", "repairs", "waits", "predicted", "rows_told")
@@ -120,16 +120,12 @@ class Flight:
         self.failures: dict[int, Failure] = {}  # and failures
 
 
-def responses_to(epoch: Epoch, tid: int) -> list[messages.Response]:
+def responses_to(epoch: Epoch, tid: int) -> list[Response]:
     """What is known of what a transaction asked the outside world."""
-    return [
-        messages.Response(call, response.result, response.failure)
-        for (of, call), response in epoch.responses.items()
-        if of == tid
-    ]
+    return [response for (of, _), response in epoch.responses.items() if of == tid]
 
 
-class Coordinator(Between):
+class Coordinator(Maintenance):
     def __init__(
         self,
         app: App,

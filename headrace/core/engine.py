@@ -20,12 +20,10 @@ from typing import Any, NamedTuple
 
 from headrace.config import Config
 from headrace.core import journal
-from headrace.core.changelog import Changes
 from headrace.core.channel import SetTimer, Tick
-from headrace.core.deferred import Deferred, Perform, Responded
 from headrace.core.egress import Submission
 from headrace.core.epoch import Batch, Epoch
-from headrace.core.execution import SerialExecutor
+from headrace.core.epoch_changes import Changes
 from headrace.core.ingress import Ledger, SourceBatches, reuse
 from headrace.core.journal import (
     Appended,
@@ -34,17 +32,18 @@ from headrace.core.journal import (
     Delta,
     Intent,
     Journal,
-    Response,
     Saved,
     SaveFailed,
     TakeSnapshot,
 )
+from headrace.core.later.deferred import Deferred, Perform, Responded
 from headrace.core.outcome import Outcome, first_difference
 from headrace.core.program import MISSING, Program
 from headrace.core.sequencing import Sequencing
+from headrace.core.serial import SerialExecutor
 from headrace.errors import HeadraceError, NotDeterministic, Poisoned
 from headrace.model.app import App
-from headrace.wire.messages import Answers, Entities, Need, id_of
+from headrace.wire.messages import Answers, Entities, Need, Response, id_of
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -80,7 +79,7 @@ class Refuse(NamedTuple):
     error: HeadraceError
 
 
-class Found(NamedTuple):
+class ReadResult(NamedTuple):
     """The answer to `Read`."""
 
     token: Any
@@ -88,10 +87,10 @@ class Found(NamedTuple):
 
 
 Event = Submit | Tick | Read | TakeSnapshot | Responded | journal.Event
-Effect = Answer | Refuse | Found | Perform | SetTimer | journal.Effect
+Effect = Answer | Refuse | ReadResult | Perform | SetTimer | journal.Effect
 
 
-class Asking(NamedTuple):
+class PendingExternal(NamedTuple):
     """An external call that a transaction waits for."""
 
     position: int  # of the record that says so
@@ -124,11 +123,11 @@ class Engine:
         self.former: SerialExecutor | None = None  # for epochs of a log with other limits
         self.deferred = Deferred(self.program)
         self.waiting: list[Submission] = []
-        self.found: list[tuple[int, int, Found]] = []  # what was read: the record it follows from, and a ticket
+        self.found: list[tuple[int, int, ReadResult]] = []  # what was read: the record it follows from, and a ticket
         self.backlog: deque[Any] = deque()  # closed epochs that have not run, and what happens between them
         self.last: Epoch | None = None  # the last one that ran
         self.unfinished: list[tuple[Submission, Batch, int]] = []  # batches of sources that a recovery found in the log
-        self.asking: Asking | None = None  # the external call that a transaction waits for
+        self.asking: PendingExternal | None = None  # the external call that a transaction waits for
         self.answered: Outcome | None = None  # of the epoch that runs: what is known from before a recovery
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
@@ -285,7 +284,7 @@ class Engine:
                 return
             self.backlog.popleft()
             if isinstance(first, Read):
-                found = Found(first.token, self._visible(self._select(first.operator, first.key)))
+                found = ReadResult(first.token, self._visible(self._select(first.operator, first.key)))
                 self.found.append((self._position(), self.journal.check(), found))
             elif isinstance(first, TakeSnapshot):
                 self.journal.wanted.append(first.token)
@@ -324,7 +323,7 @@ class Engine:
         """The outside world, for a transaction below which all is final. That it is asked is logged before."""
         digest = hashlib.blake2b(need.args, digest_size=16).hexdigest()
         self.journal.append(Intent(need.tid, need.call, need.name, digest))
-        self.asking = Asking(self.journal.last, epoch, need)
+        self.asking = PendingExternal(self.journal.last, epoch, need)
 
     def _responded(self, now_us: int, event: Responded, effects: list[Any]) -> None:
         """To a transaction that waits, or to a message that was sent."""

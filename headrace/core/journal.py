@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.config import Config
-from headrace.core.changelog import Changes
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.epoch_changes import Changes
 from headrace.errors import HeadraceError
-from headrace.wire.messages import Entities, Failure
+from headrace.wire.messages import Entities, Failure, Response
 
 # --- records of the log: an Epoch, a source's Batch, or one of these --------------------------------------------------
 
@@ -44,15 +44,6 @@ class Intent(msgspec.Struct, frozen=True, tag="intent"):
     call: str  # which one of the transaction's
     name: str
     digest: str  # of its arguments
-
-
-class Response(msgspec.Struct, frozen=True, tag="response"):
-    """What an external call gave: a sealed result, or the message of its failure."""
-
-    tid: int
-    call: str
-    result: Any = None
-    failure: str | None = None
 
 
 class Retired(msgspec.Struct, frozen=True, tag="retired"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.core.chain import same
 from headrace.core.epoch import Epoch
+from headrace.core.ordered.chains import same
 from headrace.wire.messages import Failure
 from headrace.wire.values import shown
 

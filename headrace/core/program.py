@@ -29,8 +29,8 @@ from typing import Any
 from weakref import WeakSet
 
 from headrace.config import Config
-from headrace.core.builtin import BUILT_IN
-from headrace.core.changelog import Changed, Changes
+from headrace.core.epoch_changes import Changes, OperatorChanges
+from headrace.core.later.builtin import BUILT_IN
 from headrace.core.placement import shard_of
 from headrace.core.signature import Args as Args
 from headrace.core.signature import Signature, never
@@ -235,7 +235,7 @@ class Program:
                     befores = list(operator.itemgetter(*keys, keys[0])(base)[:-1])  # the quickest way, if all are there
                 except KeyError:
                     befores = list(map(base.get, keys, repeat(MISSING)))
-                changes[name] = Changed(keys, befores, list(table.values()))
+                changes[name] = OperatorChanges(keys, befores, list(table.values()))
                 self._fold(name)
         return changes
 

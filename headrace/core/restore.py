@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from headrace.core.builtin import BUILT_IN
 from headrace.core.egress import Submission
 from headrace.core.engine import Engine
 from headrace.core.epoch import CLOSED, Batch, Epoch
-from headrace.core.journal import Decree, Note, Response
+from headrace.core.journal import Decree, Note
+from headrace.core.later.builtin import BUILT_IN
 from headrace.core.program import Table
+from headrace.wire.messages import Response
 
 
-class Logged(NamedTuple):
+class LoggedRecord(NamedTuple):
     """A record as it was read: an epoch without its results, with the limits that it ran under."""
 
     number: int
@@ -30,20 +31,20 @@ class Logged(NamedTuple):
     fingerprint: str | None = None  # of the code that logged it
 
 
-class Left(NamedTuple):
+class Restored(NamedTuple):
     """What an earlier engine left."""
 
     epoch: int  # of the snapshot; 0 if there is none
     tables: dict[str, Table]
     meta: dict[str, Any]
     kept: list[Epoch]  # final ones up to the snapshot's, whose replies are kept, in order
-    records: list[Logged]  # from the snapshot's position on
+    records: list[LoggedRecord]  # from the snapshot's position on
     last: int  # the number of the log's last record
     recorded: dict[int, Epoch] = {}  # noqa: RUF012 final ones after the snapshot's, by number: what they gave, they must give again
     is_migrated: bool = False  # the tables are not those of the snapshot: the next one, at once, holds them all
 
 
-def restore(engine: Engine, left: Left) -> None:
+def restore(engine: Engine, left: Restored) -> None:
     """To be called once, before the engine's first step."""
     for name, table in left.tables.items():
         engine.program.load(name, table)
@@ -72,7 +73,7 @@ def adopt(engine: Engine, epoch: Epoch) -> None:
     engine.ledger.keep(Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us))
 
 
-def replay(engine: Engine, left: Left) -> None:
+def replay(engine: Engine, left: Restored) -> None:
     """The log's records after the snapshot: epochs wait to be run, batches and what was noted find their epochs."""
     sequencing = engine.sequencing
     epochs: list[Epoch] = []

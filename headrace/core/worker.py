@@ -24,21 +24,20 @@ from headrace.config import Config
 from headrace.core import order
 from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
 from headrace.core.epoch import Epoch
-from headrace.core.exchange import Caps, Part
-from headrace.core.execution import SerialExecutor
-from headrace.core.gathering import COORDINATOR, DECREE, Gathering
-from headrace.core.ordered import OrderedExecutor
+from headrace.core.ordered.exchange import Caps, EpochPart
+from headrace.core.ordered.executor import OrderedExecutor
+from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering
+from headrace.core.ordered.prediction import Template, owners_of_predicted, read_templates
+from headrace.core.ordered.progress import Progress
 from headrace.core.placement import ShardMap
-from headrace.core.prediction import Template, owners_of_predicted, read_templates
 from headrace.core.program import MISSING, Program
-from headrace.core.progress import Progress
+from headrace.core.serial import SerialExecutor
 from headrace.core.shares import add_share, split_share
 from headrace.errors import BadMessage
 from headrace.model.app import App
 from headrace.wire.messages import (
     PART_BYTES_MAX,
     AnsweredAll,
-    Asked,
     Begin,
     Body,
     Changed,
@@ -48,6 +47,7 @@ from headrace.wire.messages import (
     Gather,
     Idle,
     Installed,
+    LendRequest,
     Lent,
     Made,
     Respond,
@@ -64,7 +64,7 @@ from headrace.wire.messages import (
 )
 from headrace.wire.values import size_of
 
-STRETCH_ROWS = frozenset((Asked, Installed, Lent))
+STRETCH_ROWS = frozenset((LendRequest, Installed, Lent))
 
 Event = Received | Tick
 Effect = Send | SetTimer
@@ -255,7 +255,7 @@ class Worker(Gathering):
         progress.later = self.program.take_later() if need is None else []
         progress.changes = self.program.take_changes() if need is None else {}
 
-    def _gather(self, run: Run, progress: Progress) -> Part:
+    def _gather(self, run: Run, progress: Progress) -> EpochPart:
         """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
         numbered, me, owner_of = self.program.numbered, self.me, self.ordered.shards.owner
         tids = range(*run.tids)
@@ -274,7 +274,7 @@ class Worker(Gathering):
                 for entry, key in zip(entries, run.keys, strict=True)
             ]
         predictions = {} if run.is_lone else self.ordered.predictions
-        part = Part(run.epoch, tids, owners, predictions, run.time_us, self.caps)
+        part = EpochPart(run.epoch, tids, owners, predictions, run.time_us, self.caps)
         poisoned, suspects = set(run.poisoned), set(run.suspects)
         part.suspects |= suspects
         special = poisoned | suspects
@@ -329,7 +329,7 @@ class Worker(Gathering):
         progress = self.progress.get(traffic.epoch)
         if progress is None and traffic.lone is not None and self.is_ready:
             tid, owner, time_us = traffic.lone
-            part = Part(traffic.epoch, range(tid, tid + 1), [owner], {}, time_us, self.caps)
+            part = EpochPart(traffic.epoch, range(tid, tid + 1), [owner], {}, time_us, self.caps)
             progress = self.progress[traffic.epoch] = Progress(None, self.workers)
             progress.shares = set()
             if self.mode != "ordered":
@@ -408,7 +408,7 @@ class Worker(Gathering):
             if not progress.is_reported:
                 self._report(now_us, number, progress, effects)
 
-    def _is_time(self, now_us: int, part: Part, progress: Progress) -> bool:
+    def _is_time(self, now_us: int, part: EpochPart, progress: Progress) -> bool:
         """A worker whose calls wait for answers will soon have to report again: it waits a little for them, too."""
         if progress.report_at_us is None:
             aborted, suspects = self.ordered.aborted, part.suspects
@@ -420,7 +420,7 @@ class Worker(Gathering):
             return True
         return False
 
-    def _traffic(self, part: Part, progress: Progress, rows: list[Any]) -> Traffic:
+    def _traffic(self, part: EpochPart, progress: Progress, rows: list[Any]) -> Traffic:
         if progress.shares is None:
             return Traffic(part.number, rows)
         share = split_share(progress.shares)

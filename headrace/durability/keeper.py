@@ -3,9 +3,9 @@
     log         what comes together is written and synced together: `Appended`, `Checked`
     background  replies, then snapshots, compaction and what is not needed any more: `Saved`, `SaveFailed`
 
-`Desk` does the work and returns the news; it has no thread. `Keeper` has one for the log and one for the background.
-A snapshot is written after the replies of its epochs: what it covers is not replayed. If the log or the replies fail
-there is nothing to go on with: the driver is told `Broken`, and stops. A snapshot that fails is only late.
+`StoreWork` does the work and returns the news; it has no thread. `Keeper` has one for the log and one for the
+background. A snapshot is written after the replies of its epochs: what it covers is not replayed. If the log or the
+replies fail there is nothing to go on with: the driver is told `Broken`, and stops. A snapshot that fails is only late.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from headrace.core.changelog import Changes
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.epoch_changes import Changes
 from headrace.core.journal import (
     Append,
     Appended,
@@ -33,8 +33,8 @@ from headrace.core.journal import (
     SaveFailed,
     Snapshot,
 )
-from headrace.durability.records import Laid
-from headrace.durability.recovery import Opened
+from headrace.durability.log.records import ColumnRecord
+from headrace.durability.recovery import OpenedStore
 from headrace.errors import StoreError
 
 LOG = logging.getLogger("headrace.durability")
@@ -43,12 +43,12 @@ INTERVAL_S_MAX = 3_600.0  # between two writes of replies
 MARKS_MAX = 64  # of the replies' times, in a snapshot
 
 
-class Written(NamedTuple):
+class PendingRecord(NamedTuple):
     """A record on its way to the log."""
 
     number: int
-    laid: Laid
-    pack: Callable[[Laid], bytes]
+    laid: ColumnRecord
+    pack: Callable[[ColumnRecord], bytes]
     retired: int = 0  # of a record that says so: the epoch below which snapshots are not used any more
 
     @property
@@ -56,26 +56,26 @@ class Written(NamedTuple):
         return self.pack(self.laid)
 
 
-class Desk:
+class StoreWork:
     """All that is done to the store for one engine, a step at a time."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedStore) -> None:
         self.opened, self.records = opened, opened.records
-        self._replies: dict[int, Laid] = {}  # of epochs that are on their way
+        self._replies: dict[int, ColumnRecord] = {}  # of epochs that are on their way
         self.kept = opened.kept_epoch  # the last epoch whose replies are in the store
         self.changes = opened.changes
 
-    def encode(self, effect: Append) -> Written:
+    def encode(self, effect: Append) -> PendingRecord:
         """To be called when the effect comes: the epoch has not run yet."""
         record, records = effect.record, self.records
         retired = record.epoch if isinstance(record, Retired) else 0
         if isinstance(record, Batch) and record.closed is not None:
             self.opened.segments.note(effect.number, record.closed.source)
-        return Written(effect.number, records.lay_out(record), records.pack, retired)
+        return PendingRecord(effect.number, records.lay_out(record), records.pack, retired)
 
-    def append(self, group: Sequence[Written | Check]) -> list[Event]:
+    def append(self, group: Sequence[PendingRecord | Check]) -> list[Event]:
         """Write, sync, and make sure that the log is still ours."""
-        records = [item for item in group if isinstance(item, Written)]
+        records = [item for item in group if isinstance(item, PendingRecord)]
         news: list[Event] = []
         if not records:
             self.opened.log.check()
@@ -145,10 +145,10 @@ class Desk:
 class Keeper:
     """A desk, and the two threads at it. `tell(news)` is called by them, and must only hand it over."""
 
-    def __init__(self, opened: Opened, tell: Callable[[Any], None]) -> None:
-        self.desk, self._tell = Desk(opened), tell
-        self._records: queue.SimpleQueue[Written | Check | None] = queue.SimpleQueue()
-        self._rest: queue.SimpleQueue[Epoch | Snapshot | Written | None] = queue.SimpleQueue()
+    def __init__(self, opened: OpenedStore, tell: Callable[[Any], None]) -> None:
+        self.desk, self._tell = StoreWork(opened), tell
+        self._records: queue.SimpleQueue[PendingRecord | Check | None] = queue.SimpleQueue()
+        self._rest: queue.SimpleQueue[Epoch | Snapshot | PendingRecord | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._guarded, args=(serve,), name=f"headrace-{name}", daemon=True)
             for name, serve in (("log", self._serve_log), ("keeper", self._serve_rest))
@@ -199,7 +199,7 @@ class Keeper:
                 for news in self.desk.append(group):
                     self._tell(news)
             for item in group:
-                if isinstance(item, Written) and item.retired:
+                if isinstance(item, PendingRecord) and item.retired:
                     self._rest.put(item)
                     self._hurry.set()
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Config
-from headrace.core.builtin import BUILT_IN
 from headrace.core.engine import Engine
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.later.builtin import BUILT_IN
 from headrace.core.placement import shards_of
-from headrace.core.restore import Left, Logged, restore
-from headrace.durability.changelog import ChangeWriter
+from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.durability.identity import (
     CURRENT,
     callable_of,
@@ -26,18 +25,19 @@ from headrace.durability.identity import (
     print_of,
     with_checksum,
 )
-from headrace.durability.inbox import Segments
-from headrace.durability.log import Log
+from headrace.durability.inbox.inbox import Segments
+from headrace.durability.log.changelog import ChangeWriter
+from headrace.durability.log.log import Log
+from headrace.durability.log.records import Records
 from headrace.durability.migration import migrate
-from headrace.durability.records import Records
-from headrace.durability.snapshots import Snapshots
+from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.durability.store import DirectoryStore, Store, open_store
 from headrace.errors import AppChanged, Fenced, LogBroken
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, fingerprint, remade
 
 
-class Opened:
+class OpenedStore:
     """A store that was taken over, or begun, for one engine."""
 
     def __init__(self, where: str | Path | Store, app: App, config: Config, print: Fingerprint | None = None) -> None:
@@ -106,7 +106,7 @@ class Opened:
                 self.close_store()
             raise
 
-    def left(self) -> Left:
+    def left(self) -> Restored:
         loaded = self.snapshots.load()
         self.log.check()  # a snapshot of a successor does not fit to the log as it was
         epoch, position = (loaded.manifest.epoch, loaded.manifest.position) if loaded is not None else (0, 1)
@@ -132,7 +132,7 @@ class Opened:
         replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
         kept = [each for each in replies if each.number <= epoch]
         recorded = {each.number: each for each in replies if each.number > epoch}
-        return Left(epoch, tables, meta, kept, records, self.log.last, recorded, is_migrated)
+        return Restored(epoch, tables, meta, kept, records, self.log.last, recorded, is_migrated)
 
     def _start_changes(self, epoch: int, last: int, closed_us: int) -> None:
         if self.changes is None:
@@ -144,7 +144,7 @@ class Opened:
             )
         self.changes.start(epoch, closed_us, self.watched, self.loads)
 
-    def _records(self, position: int, epoch: int) -> list[Logged]:
+    def _records(self, position: int, epoch: int) -> list[LoggedRecord]:
         """The log's records from this one on. Epochs after the snapshot's were logged by today's code, or it may not
         start: who else could replay them?"""
         batches: dict[int, Batch] = {}
@@ -159,7 +159,7 @@ class Opened:
             found.append(logged)
         return found
 
-    def _refuse_code(self, logged: Logged) -> None:
+    def _refuse_code(self, logged: LoggedRecord) -> None:
         assert isinstance(logged.record, Epoch)
         assert logged.fingerprint is not None
         differences = print_of(self.store, logged.fingerprint).differences(self.print)

@@ -11,7 +11,7 @@ from typing import Any
 from headrace.errors import ModelError
 from headrace.model.cron import duration_us
 
-RESERVED = "headrace"  # the operator that every app has: see core/builtin.py
+RESERVED = "headrace"  # the operator that every app has: see core/later/builtin.py
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 Body = Callable[..., Any]
 

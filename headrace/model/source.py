@@ -78,7 +78,7 @@ def package_of(module: str) -> str:
     return ".".join(module.split(".")[: 2 if module.startswith(f"{FRAMEWORK}.") else 1])
 
 
-class Written(NamedTuple):
+class SourceDefinition(NamedTuple):
     """A definition as it stands in the source: a digest of its syntax tree, the names that it takes from outside, and
     where those are found."""
 
@@ -92,7 +92,7 @@ class Survey:
 
     def __init__(self, app: App, records: Mapping[type, str]) -> None:
         self.app, self.records, self.home, self.trees = app, records, Home(app), Trees()
-        self._written: dict[Any, Written] = {}
+        self._written: dict[Any, SourceDefinition] = {}
 
     def function(self, function: Function) -> Plain:
         """A registered function and all that it refers to."""
@@ -123,7 +123,7 @@ class Survey:
         operator = self.app.operators.get(thing.operator.name)
         return operator is thing.operator and operator.functions.get(thing.name) is thing
 
-    def written(self, thing: Any, is_record: bool = False) -> Written:
+    def written(self, thing: Any, is_record: bool = False) -> SourceDefinition:
         """How a function, a class or a global object is written. What many refer to is read once."""
         found = self._written.get((thing, is_record))
         if found is None:
@@ -134,19 +134,19 @@ class Survey:
             self._written[thing, is_record] = found
         return found
 
-    def _function(self, function: FunctionType) -> Written:
+    def _function(self, function: FunctionType) -> SourceDefinition:
         code = function.__code__
         node = self.trees.definition(function)
         names = set(names_from_outside(code))
         if node is None:
             chains: set[Chain] = {(name,) for name in names}
             chains |= {(name, attribute) for name in names for attribute in names_in(code)}
-            return Written(digest_of(plain_code(code)), sorted(chains), scope_of(function))
+            return SourceDefinition(digest_of(plain_code(code)), sorted(chains), scope_of(function))
         decorators = {chain for above in decorators_of(node) for chain in chains_in(above)}
         chains = {chain for chain in chains_in(node) if chain[0] in names} | decorators
-        return Written(digest_of(plain(node)), sorted(chains), scope_of(function))
+        return SourceDefinition(digest_of(plain(node)), sorted(chains), scope_of(function))
 
-    def _class(self, cls: type, is_record: bool) -> Written:
+    def _class(self, cls: type, is_record: bool) -> SourceDefinition:
         node = find_class(self.trees.of(cls), cls)
         module = inspect.getmodule(cls)
         scope: dict[str, Any] = {} if module is None else dict(vars(module))
@@ -157,18 +157,18 @@ class Survey:
         if node is None:
             scope = {name: value for name, value in vars(cls).items() if is_code(value)}
             scope |= {f"base {number}": base for number, base in enumerate(cls.__bases__)}
-            return Written("", sorted((name,) for name in scope), scope)
+            return SourceDefinition("", sorted((name,) for name in scope), scope)
         node = without_fields(node) if is_record else node
-        return Written(digest_of(plain(node)), sorted(set(chains_in(node))), scope)
+        return SourceDefinition(digest_of(plain(node)), sorted(set(chains_in(node))), scope)
 
-    def _statements(self, module_name: str, name: str) -> Written:
+    def _statements(self, module_name: str, name: str) -> SourceDefinition:
         module = module_named(module_name)
         tree = None if module is None else self.trees.of(module)
         if module is None or tree is None:
-            return Written("", [], {})
+            return SourceDefinition("", [], {})
         statements = list(makers(tree, name))
         chains = {chain for statement in statements for chain in chains_in(statement) if chain[0] != name}
-        return Written(digest_of([plain(statement) for statement in statements]), sorted(chains), vars(module))
+        return SourceDefinition(digest_of([plain(statement) for statement in statements]), sorted(chains), vars(module))
 
 
 class Trees:

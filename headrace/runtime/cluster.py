@@ -21,21 +21,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.core.between import Rescale, Rescaled, Start, Stop
 from headrace.core.channel import Received, Send, Tick
 from headrace.core.coordinator import Coordinator, Lost, Overran
 from headrace.core.engine import Submit
+from headrace.core.maintenance import Rescale, Rescaled, Start, Stop
 from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
 from headrace.model.app import App
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime import loading
 from headrace.runtime.clock import Clock
 from headrace.runtime.driver import Driver, open_store
-from headrace.runtime.hosting import LEAVE_S_MAX, Hosted, Hosts
-from headrace.runtime.line import Failed, Job, Met, Peer, Peers, Ready
+from headrace.runtime.hosts import LEAVE_S_MAX, Hosted, Hosts
+from headrace.runtime.pipe import Job, Peer, Peers, PeersReached, Ready, StartFailed
 from headrace.runtime.process import Processes
 from headrace.runtime.sockets import Counts, Keys, Network
-from headrace.runtime.worker import MARK
+from headrace.runtime.worker_process import MARK
 from headrace.wire.messages import Frame
 from headrace.wire.values import shown
 
@@ -271,13 +271,13 @@ class Cluster(Driver):
 
     def _listen(self, worker: Hosted) -> None:
         for message in worker.listen():
-            if isinstance(message, Failed):
+            if isinstance(message, StartFailed):
                 kind = Stopped if self._started.is_set() else ModelError
                 raise kind(f"worker {worker.number} could not start: {message.error}")
             if isinstance(message, Ready):  # it listens, and has known our key from its beginning
                 self._network.meet(worker.number, worker.key, worker.endpoint)
                 worker.line.send(Peers({0: self._peer}))
-            if isinstance(message, Ready | Met) and worker.is_ready:
+            if isinstance(message, Ready | PeersReached) and worker.is_ready:
                 self._introduce(worker)
 
     def _introduce(self, worker: Hosted) -> None:

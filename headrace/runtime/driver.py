@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from headrace.config import Config
 from headrace.core.channel import SetTimer, Tick
-from headrace.core.deferred import Perform
-from headrace.core.engine import Answer, Found, Read, Refuse
+from headrace.core.engine import Answer, Read, ReadResult, Refuse
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
 from headrace.core.journal import Append, Broken, Check, Keep, Save, SnapshotTaken, TakeSnapshot
+from headrace.core.later.deferred import Perform
 from headrace.core.signature import Args
 from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, StreamError, TooLarge, UnknownFunction
 from headrace.model.app import App
@@ -43,7 +43,7 @@ from headrace.wire.values import shown
 
 if TYPE_CHECKING:
     from headrace.durability.keeper import Keeper
-    from headrace.durability.recovery import Opened
+    from headrace.durability.recovery import OpenedStore
     from headrace.durability.store import Store
     from headrace.runtime.intake import Intake
 
@@ -57,7 +57,9 @@ class Driver(ABC):
     """One core, one thread that drives it, any number of clients. A subclass says where events come from, what else the
     core may want done, and calls `_begin` once it is set up."""
 
-    def __init__(self, app: App, config: Config, core: Any, clock: Clock | None, opened: Opened | None = None) -> None:
+    def __init__(
+        self, app: App, config: Config, core: Any, clock: Clock | None, opened: OpenedStore | None = None
+    ) -> None:
         self.app, self.config, self._clock = app, config, clock or system_clock()
         self.engine = core  # for clients: its `program` knows the functions and the values
         self.admission = Admission(core.program)
@@ -85,10 +87,10 @@ class Driver(ABC):
     def _begin(self) -> None:
         self._thread.start()
         if self._keeper is not None:
-            from headrace.runtime.intake import Intake, Taker
+            from headrace.runtime.intake import InboxReader, Intake
 
             store, last_of = self._keeper.desk.opened.store, self.engine.sources.last_of
-            self._intake = Intake(Taker(store, self.admission, self.submit, last_of, self._check_log))
+            self._intake = Intake(InboxReader(store, self.admission, self.submit, last_of, self._check_log))
 
     # --- for clients ---
 
@@ -136,7 +138,7 @@ class Driver(ABC):
         """Until all that sources have handed over, through the store's inbox, has run."""
         if self._keeper is None:
             return
-        from headrace.durability.inbox import check_held, waiting
+        from headrace.durability.inbox.inbox import check_held, waiting
 
         store, until_s = self._keeper.desk.opened.store, time.monotonic() + timeout_s
         while sources := waiting(store):
@@ -280,7 +282,7 @@ class Driver(ABC):
                 self._answer(effect.token, effect.answers)
             elif isinstance(effect, Refuse):
                 self._answer(effect.token, error=effect.error)
-            elif isinstance(effect, Found):
+            elif isinstance(effect, ReadResult):
                 self._answer(effect.token, effect.entities)
             elif isinstance(effect, SnapshotTaken):
                 self._answer(effect.token, effect.epoch)
@@ -358,13 +360,13 @@ class Driver(ABC):
             future.set_exception(Stopped(reason))
 
 
-def open_store(store: str | Path | Store | None, app: App, config: Config) -> Opened | None:
+def open_store(store: str | Path | Store | None, app: App, config: Config) -> OpenedStore | None:
     """Take over the store, if there is one; only then are Arrow and all that needed."""
     if store is None:
         return None
-    from headrace.durability.recovery import Opened
+    from headrace.durability.recovery import OpenedStore
 
-    return Opened(store, app, config)
+    return OpenedStore(store, app, config)
 
 
 class LocalClient(Client):

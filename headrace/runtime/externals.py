@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace.core.deferred import Perform, Responded
-from headrace.core.execution import describe
+from headrace.core.later.deferred import Perform, Responded
+from headrace.core.serial import describe
 from headrace.errors import HeadraceError
 from headrace.model.app import App, External
 from headrace.wire.values import Values, shown

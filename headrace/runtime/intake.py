@@ -1,7 +1,8 @@
 """The intake: batches that a source has closed in the store's inbox become submissions, in the order they are closed.
 
-`Taker` looks at the inbox, reads what waits, and hands it over; the core logs it and runs it. When a batch is final its
-name is taken away, which is what the source waits for before it goes far ahead. It has no thread; `Intake` has one.
+`InboxReader` looks at the inbox, reads what waits, and hands it over; the core logs it and runs it. When a batch is
+final its name is taken away, which is what the source waits for before it goes far ahead. It has no thread; `Intake`
+has one.
 
 Rules:
 1. The rows of a batch that the engine knows are not read: they may be gone.
@@ -23,8 +24,18 @@ from typing import Any
 
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
-from headrace.durability.calls import keep_dead, read_calls
-from headrace.durability.inbox import held, hold, last_taken, let_go, name_of, read_closed, refuse, take_away, waiting
+from headrace.durability.inbox.batches import keep_dead, read_calls
+from headrace.durability.inbox.inbox import (
+    held,
+    hold,
+    last_taken,
+    let_go,
+    name_of,
+    read_closed,
+    refuse,
+    take_away,
+    waiting,
+)
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, Stopped, StoreError
 
@@ -36,7 +47,7 @@ FAR_S = 0.5  # at a bucket, where a look is a request that costs
 Source = tuple[str, int]
 
 
-class Taker:
+class InboxReader:
     """What is done to the inbox for one engine."""
 
     def __init__(
@@ -138,7 +149,7 @@ class Taker:
 class Intake:
     """A taker, and the thread that makes it look."""
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: InboxReader) -> None:
         self.taker = taker
         self._done: queue.SimpleQueue[tuple[Source, Future[Any]] | None] = queue.SimpleQueue()
         self._busy_until_s = 0.0

@@ -10,19 +10,19 @@ from types import ModuleType
 
 from headrace.errors import ModelError
 from headrace.model.app import App
-from headrace.runtime.line import Target
+from headrace.runtime.pipe import AppTarget
 
 MAIN_ELSEWHERE = "__headrace_main__"  # the name of a script's module in a worker: not "__main__", so it starts nothing
 
 
-def parse(target: str) -> Target:
+def parse(target: str) -> AppTarget:
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
         raise ModelError(f"{target!r} names no app: give module:attribute, as in examples.bank:app")
-    return Target(attribute, module_name)
+    return AppTarget(attribute, module_name)
 
 
-def load(target: str | Target) -> App:
+def load(target: str | AppTarget) -> App:
     """The app named by "module:attribute"."""
     if isinstance(target, str):
         target = parse(target)
@@ -58,21 +58,21 @@ def run_script(path: str) -> ModuleType:
     return module
 
 
-def target_of(app: App) -> Target:
+def target_of(app: App) -> AppTarget:
     """Where another process finds this app."""
     defined_in = {function.body.__module__ for function in app.functions}
     modules = sorted(sys.modules.items(), key=lambda item: item[0] not in defined_in)  # stable: else as imported
     for name, module in modules:
         attribute = attribute_of(module, app)
         if attribute is not None and name != "__main__":
-            return Target(attribute, name)
+            return AppTarget(attribute, name)
     main = sys.modules.get("__main__")
     attribute = None if main is None else attribute_of(main, app)
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if attribute is not None and spec is not None:
-        return Target(attribute, spec.name)  # python -m
+        return AppTarget(attribute, spec.name)  # python -m
     if attribute is not None and file is not None and Path(file).is_file():
-        return Target(attribute, script=str(Path(file).resolve()))
+        return AppTarget(attribute, script=str(Path(file).resolve()))
     raise ModelError(
         f"workers are processes of their own and cannot find app {app.name!r}: make it a variable at the top of a "
         "module or script that can be imported, or give its name, as in Cluster('examples.bank:app')"

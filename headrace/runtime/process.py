@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.runtime.hosting import REAP_S_MAX, Hosted
-from headrace.runtime.line import Job, Line
+from headrace.runtime.hosts import REAP_S_MAX, Hosted
+from headrace.runtime.pipe import Job, WorkerPipe
 from headrace.runtime.sockets import LOOPBACK
 
 HOME = str(Path(__file__).parent.parent.parent)  # the folder that holds the package
@@ -31,13 +31,13 @@ class WorkerProcess(Hosted):
         with theirs:
             path = os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.runtime.worker"],
+                [sys.executable, "-m", "headrace.runtime.worker_process"],
                 stdin=theirs.fileno(),
                 env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": path},
                 pass_fds=handed_down,
                 start_new_session=True,  # a Ctrl-C is for the parent; and what a function starts ends with its worker
             )
-        super().__init__(job.number, Line(ours), job.is_careful)
+        super().__init__(job.number, WorkerPipe(ours), job.is_careful)
         diary_fd = handed_down[0] if handed_down else None
         self.line.send(msgspec.structs.replace(job, parent_pid=os.getpid(), diary_fd=diary_fd))
 

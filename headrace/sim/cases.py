@@ -23,19 +23,19 @@ import msgspec
 from headrace.config import Config
 from headrace.core.channel import Send, SetTimer
 from headrace.core.coordinator import Lost, Rescale, Rescaled
-from headrace.core.engine import Answer, Found, Read, Submit
-from headrace.core.exchange import Caps
+from headrace.core.engine import Answer, Read, ReadResult, Submit
 from headrace.core.ingress import Admission
+from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program
 from headrace.runtime.client import Replies, Reply
-from headrace.runtime.fleet import Fleet
+from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle
 from headrace.sim.programs import (
     KEYS,
     WRONG_STEPS,
     Interpreter,
+    ProgramShape,
     Root,
-    Shape,
     draw_bodies,
     draw_root,
     draw_shape,
@@ -59,7 +59,7 @@ class Case:
     """All that decides one. `roots` and `bodies` can be made smaller; the rest is drawn from the seed."""
 
     seed: int
-    shape: Shape
+    shape: ProgramShape
     workers: int
     schedule: str
     keys: tuple[Any, ...]
@@ -145,7 +145,7 @@ def draw_case(seed: int) -> Case:
     )
 
 
-class Verdict(msgspec.Struct):
+class CaseVerdict(msgspec.Struct):
     """What came of a case."""
 
     seed: int
@@ -170,7 +170,7 @@ class TooMuch(Exception):
     """More happens than decision 0022 allows."""
 
 
-class Watched(Fleet):
+class CountedFleet(Fleet):
     """Counts what happens, and sees to it that no node asks for a timer in the past without work to do."""
 
     def __init__(self, case: Case, like: Program, interpreter: Interpreter, runs_max: int) -> None:
@@ -217,15 +217,15 @@ class Judge:
         self.interpreter = Interpreter("programs")
         self.program = Program(self.interpreter.app, Config())
 
-    def judge(self, case: Case) -> Verdict:
+    def judge(self, case: Case) -> CaseVerdict:
         """Run it, and say what is wrong."""
         interpreter = self.interpreter
-        verdict = Verdict(case.seed, [], len(case.roots), is_usual=case.is_usual)
+        verdict = CaseVerdict(case.seed, [], len(case.roots), is_usual=case.is_usual)
         interpreter.load(list(map(list, case.bodies)), list(case.keys), case.shape.modulus)
         calls = [interpreter.call(root) for root in case.roots]
         expected, state = self.loop(case, calls, verdict)
         interpreter.runs = 0
-        fleet = Watched(case, self.program, interpreter, runs_max(case, verdict.calls))
+        fleet = CountedFleet(case, self.program, interpreter, runs_max(case, verdict.calls))
         try:
             replies, found = run(case, fleet, calls)
         except TooMuch as error:
@@ -244,7 +244,7 @@ class Judge:
         verdict.violations += too_much(case, verdict, metrics["lone"])
         return verdict
 
-    def loop(self, case: Case, calls: list[Any], verdict: Verdict) -> tuple[list[Any], dict[Any, Any]]:
+    def loop(self, case: Case, calls: list[Any], verdict: CaseVerdict) -> tuple[list[Any], dict[Any, Any]]:
         """What the reference gives."""
         interpreter, config = self.interpreter, case.config
         oracle = Oracle(self.program.values, config.calls_max, config.depth_max)
@@ -255,7 +255,7 @@ class Judge:
         return expected, oracle.state
 
 
-def run(case: Case, fleet: Watched, calls: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
+def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
     """Submit, lose, rescale and deliver; replies and the final state."""
     rng = case.rng("life")
     program = fleet.coordinator.program
@@ -288,7 +288,7 @@ def run(case: Case, fleet: Watched, calls: list[Any]) -> tuple[list[Any], dict[A
             if effect.token in answers:
                 raise RuntimeError(f"batch {effect.token} was answered twice")
             answers[effect.token] = list(Replies(effect.answers, unseal))
-        elif isinstance(effect, Found):
+        elif isinstance(effect, ReadResult):
             found = {(name, key): unseal(value) for name, key, value in effect.entities}
     return [reply for token in sorted(answers) for reply in answers[token]], found
 
@@ -343,7 +343,7 @@ def runs_max(case: Case, calls: int, lone: int | None = None) -> int:
     return (1 + case.losses) * (RUNS_PER_CALL * calls + tries * workers)
 
 
-def too_much(case: Case, verdict: Verdict, lone: int) -> list[str]:
+def too_much(case: Case, verdict: CaseVerdict, lone: int) -> list[str]:
     """Now that it is known how many transactions were alone in their epochs."""
     most = runs_max(case, verdict.calls, lone)
     wrong = []
@@ -384,12 +384,12 @@ def span(count: int) -> str:
 # --- smaller ones -----------------------------------------------------------------------------------------------------
 
 
-def shrink(judge: Judge, case: Case, attempts_max: int = 400) -> tuple[Case, Verdict]:
+def shrink(judge: Judge, case: Case, attempts_max: int = 400) -> tuple[Case, CaseVerdict]:
     """The smallest case found that is wrong in the same way."""
     return smallest(case, judge.judge, candidates, kind_of, attempts_max)
 
 
-def kind_of(verdict: Verdict) -> str:
+def kind_of(verdict: CaseVerdict) -> str:
     return verdict.violations[0].split(":")[0] if verdict.violations else ""
 
 

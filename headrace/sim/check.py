@@ -8,23 +8,22 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from headrace.core.builtin import BUILT_IN
 from headrace.core.ingress import Admission
-from headrace.core.journal import Response
+from headrace.core.later.builtin import BUILT_IN
 from headrace.core.program import Program
-from headrace.sim.archive import Logbook, LogRow
-from headrace.sim.history import History, Look, Row
-from headrace.sim.later import Later
+from headrace.sim.history import History, HistoryRow, StateRead
 from headrace.sim.oracle import Entity, Oracle
+from headrace.sim.promises import Logbook, LogRow
+from headrace.sim.timer_check import TimerCheck
 from headrace.sim.workload import Spin, Workload
-from headrace.wire.messages import Failure
+from headrace.wire.messages import Failure, Response
 from headrace.wire.values import WRAP_BYTES, Values, is_wrapped, written_us
 
 State = dict[Entity, Any]
 Tables = dict[str, dict[Any, Any]]
 
 
-class Moment(NamedTuple):
+class ReferenceState(NamedTuple):
     """What the reference has after a transaction."""
 
     state: State
@@ -39,16 +38,16 @@ class Reference:
     """The log in its order: what a loop over it has to run, and all that decides what comes of it."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[HistoryRow] = []
         self.limits: list[dict[str, int]] = []
         self.times_us: list[int] = []
         self.decrees: dict[int, Failure] | None = None  # None: it is not known who was condemned
         self.responses: dict[str, Response] = {}
         self.wrong: list[str] = []
-        self.moments = [Moment({}, {}, 0)]  # after each transaction, once the oracle has run it
+        self.moments = [ReferenceState({}, {}, 0)]  # after each transaction, once the oracle has run it
         self.probes: Counter[str] = Counter()  # what the oracle has seen
 
-    def add(self, row: Row, limits: dict[str, int], time_us: int) -> None:
+    def add(self, row: HistoryRow, limits: dict[str, int], time_us: int) -> None:
         self.rows.append(row)
         self.limits.append(limits)
         self.times_us.append(time_us)
@@ -101,18 +100,18 @@ class Reference:
         return respond
 
 
-def own_row(logged: LogRow, program: Program) -> Row:
+def own_row(logged: LogRow, program: Program) -> HistoryRow:
     """A row that nobody outside asked for: nobody knows what came of it but the state."""
     epoch, at = logged.epoch, logged.row
     entry, args = epoch.entries[at], epoch.args[at]
     if entry is entry.sealed:
         args = tuple(program.values.decode(args[0]))
-    row = Row(logged.request_id, (entry.function, epoch.keys[at], *map(program.values.unseal, args)), 0, False)
+    row = HistoryRow(logged.request_id, (entry.function, epoch.keys[at], *map(program.values.unseal, args)), 0, False)
     row.tid, row.epoch, row.answered = logged.tid, epoch.number, 1 << 62
     return row
 
 
-def check_call(logged: LogRow, row: Row, admission: Admission) -> list[str]:
+def check_call(logged: LogRow, row: HistoryRow, admission: Admission) -> list[str]:
     """The log holds the call that was asked for."""
     epoch, at = logged.epoch, logged.row
     batch = admission.admit([row.request_id], [row.call])
@@ -136,7 +135,7 @@ def check_history(
         return wrong
     workload.hooks.watch(None)
     workload.hooks.has_dawdled = False  # of this transaction or one below, whose decree may have come later
-    moments, later = reference.moments, Later(workload.app.schedules.values())
+    moments, later = reference.moments, TimerCheck(workload.app.schedules.values())
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)
@@ -155,7 +154,7 @@ def check_history(
         if row.answered < 1 << 62:
             wrong += check_row(row, expected, values)
         later.hear(row, oracle.now_us, before, expected[0] != "ok")
-        moments.append(Moment(oracle.state, dict(oracle.written), oracle.now_us))
+        moments.append(ReferenceState(oracle.state, dict(oracle.written), oracle.now_us))
         oracle.state = dict(oracle.state)
     wrong += reference.wrong
     wrong += later.end(moments[-1].state)
@@ -169,7 +168,7 @@ def check_history(
     return wrong + workload.check(log)
 
 
-def check_snapshot(epoch: int, tables: Tables, moment: Moment, values: Values) -> list[str]:
+def check_snapshot(epoch: int, tables: Tables, moment: ReferenceState, values: Values) -> list[str]:
     """A snapshot holds the state at the end of its epoch."""
     found = {(name, key): canonical(sealed, values) for name, table in tables.items() for key, sealed in table.items()}
     expected = moment.encoded(values)
@@ -227,7 +226,7 @@ def check_gate(history: History) -> list[str]:
     ]
 
 
-def check_log(log: list[Row]) -> list[str]:
+def check_log(log: list[HistoryRow]) -> list[str]:
     """Every request is logged once, nothing else is, and epochs hold them in order."""
     tids = [row.tid for row in log]
     if tids != list(range(1, len(log) + 1)):
@@ -238,7 +237,7 @@ def check_log(log: list[Row]) -> list[str]:
     return []
 
 
-def check_real_time(log: list[Row]) -> list[str]:
+def check_real_time(log: list[HistoryRow]) -> list[str]:
     """Who was answered before another one was sent comes before it in the log."""
     first_answer, wrong = 1 << 62, []
     for row in reversed(log):
@@ -248,7 +247,7 @@ def check_real_time(log: list[Row]) -> list[str]:
     return wrong
 
 
-def check_row(row: Row, expected: tuple[Any, ...], values: Values) -> list[str]:
+def check_row(row: HistoryRow, expected: tuple[Any, ...], values: Values) -> list[str]:
     """The reply is the oracle's."""
     failure = row.failure
     if expected[0] == "ok":
@@ -268,7 +267,7 @@ def failure_of(failure: Failure) -> tuple[Any, ...]:
 
 
 def check_look(
-    look: Look, log: list[Row], moments: list[Moment], lives_us: dict[str, int], values: Values
+    look: StateRead, log: list[HistoryRow], moments: list[ReferenceState], lives_us: dict[str, int], values: Values
 ) -> list[str]:
     """What was found is the oracle's state at the end of an epoch: not before what had been answered when it was asked,
     not after what was sent when it was found. What has expired is not found, though it may not be deleted yet."""
@@ -295,7 +294,7 @@ def check_look(
 
 
 def is_found(
-    found: dict[Entity, bytes], moment: Moment, last_us: int, lives_us: dict[str, int], values: Values
+    found: dict[Entity, bytes], moment: ReferenceState, last_us: int, lives_us: dict[str, int], values: Values
 ) -> bool:
     """The log's time may be later than that of the last epoch that has run."""
     expected = moment.encoded(values)
@@ -318,7 +317,7 @@ def stamped(encoded: bytes, time_us: int | None) -> bytes:
     return encoded if time_us is None else b"%d " % time_us + encoded
 
 
-def selected(state: State, look: Look) -> State:
+def selected(state: State, look: StateRead) -> State:
     return {
         (operator, key): value
         for (operator, key), value in state.items()

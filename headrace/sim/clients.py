@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.wire.messages import Answers, RequestIds, id_of
 
 if TYPE_CHECKING:
-    from headrace.sim.house import House
+    from headrace.sim.coordinator_process import CoordinatorProcess
     from headrace.sim.world import World
 
 BAD_CALLS: tuple[tuple[Any, ...], ...] = (("nobody.nothing", "k"), ("no function", 1), (None, None))
@@ -23,7 +23,7 @@ class Request:
         self.attempts = 0
 
 
-class Client:
+class SimClient:
     """Asks one batch after the other; or, if it is not `patient`, does not wait for the last one."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Client:
         self.to_ask.reverse()
         self.open: dict[Request, None] = {}
         self.asked: list[Request] = []
-        self.house: House | None = None  # the coordinator it talks to, perhaps a zombie
+        self.house: CoordinatorProcess | None = None  # the coordinator it talks to, perhaps a zombie
 
     @property
     def is_done(self) -> bool:
@@ -113,7 +113,7 @@ class Client:
         calls = [request.calls[row] for row in rows]
         world.after(world.travel_us(self.rng), house.submit, token, ids, calls, request.source)
 
-    def _find_house(self, request: Request) -> House | None:
+    def _find_house(self, request: Request) -> CoordinatorProcess | None:
         """Who fails to answer is asked again, or the newest coordinator is."""
         newest = self.world.house
         if self.house is None or not self.house.is_alive or (request.attempts > 1 and self.rng.random() < 0.5):

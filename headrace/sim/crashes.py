@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.config import Config
-from headrace.sim.node import Node
+from headrace.sim.node import SimNode
 from headrace.sim.parameters import Parameters
-from headrace.sim.run import Batches, Report, Run
+from headrace.sim.run import Batches, RunReport, Simulation
 from headrace.sim.workload import Workload
 from headrace.sim.world import World
 
@@ -41,14 +41,14 @@ class Scenario:
             store="none",
         )
 
-    def run(self, crash_at: int | None = None) -> tuple[Report, int]:
+    def run(self, crash_at: int | None = None) -> tuple[RunReport, int]:
         """Run it, with a crash before the effect of this number; and how many a run has."""
-        run = Run(self.parameters(), script=self.script)
+        run = Simulation(self.parameters(), script=self.script)
         world = run.world
         at = {number for number in (self.crash_first, crash_at) if number is not None}
         count = 0
 
-        def before_effect(node: Node, name: str) -> None:
+        def before_effect(node: SimNode, name: str) -> None:
             nonlocal count
             if name == "Send" and node.number:
                 count += 1
@@ -60,7 +60,7 @@ class Scenario:
         return run.report(), count
 
 
-def crash_everywhere(scenario: Scenario) -> Iterator[tuple[int, Report]]:
+def crash_everywhere(scenario: Scenario) -> Iterator[tuple[int, RunReport]]:
     """The report of the run that crashes at each point."""
     report, count = scenario.run()
     yield 0, report

@@ -43,7 +43,7 @@ class DiskFaults:
     splits: float = 0.0  # of a write that others may see half done
 
 
-class File:
+class DiskFile:
     """One file, or one object."""
 
     __slots__ = ("data", "dropped", "synced")
@@ -53,8 +53,8 @@ class File:
         self.synced = len(data)  # objects are durable when they are made; later only what is synced
         self.dropped: list[tuple[int, int]] = []  # bytes that a failed sync left clean, and nowhere
 
-    def copy(self) -> File:
-        twin = File(bytes(self.data))
+    def copy(self) -> DiskFile:
+        twin = DiskFile(bytes(self.data))
         twin.synced, twin.dropped = self.synced, list(self.dropped)
         return twin
 
@@ -73,8 +73,8 @@ class Disk:
         """`later` is given what a store of objects does after it has said that it failed."""
         self.rng, self.faults, self.can_append = rng, faults or DiskFaults(), can_append
         self.later, self.fault = later, fault
-        self.files: dict[str, File] = {}
-        self.deleted: dict[str, File] = {}  # a loss of power may bring them back
+        self.files: dict[str, DiskFile] = {}
+        self.deleted: dict[str, DiskFile] = {}  # a loss of power may bring them back
         self.fate: str | None = None  # of what is not synced when power is lost, if it is not to be drawn
         self.is_full = False
         self.is_calm = False  # no faults by themselves
@@ -114,7 +114,7 @@ class Disk:
             del twin.data[file.synced :]
         return left
 
-    def _spoil(self, file: File) -> None:
+    def _spoil(self, file: DiskFile) -> None:
         for start, stop in file.dropped:
             self._lose(file, start, stop)
         rng, synced, length = self.rng, file.synced, len(file.data)
@@ -129,14 +129,14 @@ class Disk:
                 self._make_holes(file, synced)
         file.synced, file.dropped = len(file.data), []
 
-    def _lose(self, file: File, start: int, stop: int) -> None:
+    def _lose(self, file: DiskFile, start: int, stop: int) -> None:
         """These bytes were never written: if they were the last ones, the file may end before them."""
         if stop == len(file.data) and self.rng.random() < 0.5:
             del file.data[start:]
         else:
             file.data[start:stop] = bytes(stop - start)
 
-    def _make_holes(self, file: File, start: int) -> None:
+    def _make_holes(self, file: DiskFile, start: int) -> None:
         block = self.rng.choice((1, 8, 64, 512))
         for at in range(start, len(file.data), block):
             if self.rng.random() < 0.5:
@@ -151,7 +151,7 @@ class Disk:
 
     def put(self, name: str, data: bytes) -> None:
         self.deleted.pop(name, None)
-        self.files[name] = File(data)
+        self.files[name] = DiskFile(data)
 
     def delete(self, name: str) -> None:
         file = self.files.pop(name, None)

@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core import coordinator, deferred, engine, ingress, journal, ordered, program, restore, sequencing
-from headrace.durability import (
-    chain,
-    changelog,
-    frames,
-    keeper,
-    layers,
-    log,
-    manifests,
-    records,
-    recovery,
-    snapshots,
-    takeover,
-)
+from headrace.core import coordinator, engine, ingress, journal, program, restore, sequencing
+from headrace.core.later import deferred
+from headrace.core.ordered import executor
+from headrace.durability import keeper, recovery
+from headrace.durability.log import changelog, frames, log, records, segments, takeover
+from headrace.durability.snapshots import layers, manifests, snapshots
 from headrace.model import cron
 from headrace.sim.mutants import Mutant
 from headrace.sim.writers import simulate_writers
@@ -170,7 +162,7 @@ def uses_todays_limits(right: Any) -> Any:
 def believes_in_replies(right: Any) -> Any:
     """What was recorded is never run again: its state is missing."""
 
-    def replay(given: Any, left: restore.Left) -> None:
+    def replay(given: Any, left: restore.Restored) -> None:
         known = {number for number in left.recorded if number <= max(left.recorded) - 1}
         kept = [each for each in left.records if getattr(each.record, "number", None) not in known]
         right(given, left._replace(records=kept))
@@ -208,9 +200,9 @@ def reads_then_announces(right: Any) -> Any:
     """The end of the log is found before the new term is announced."""
 
     def announce(store: Any, name: str, owner: str) -> int:
-        refs = chain.refs_in(store, name)
+        refs = segments.refs_in(store, name)
         term = max(takeover.highest_term(store, name), *(ref.term for ref in refs), 0) + 1
-        found = chain.find_again(store, name)
+        found = segments.find_again(store, name)
         end = takeover.find_end(store, name, found)
         made = right(store, name, owner)
         if made == term:
@@ -261,7 +253,7 @@ def checks_no_sums(right: Any) -> Any:
                 raise
         _, _, kind, _, length, number, term, synced = frames._HEAD.unpack_from(raw)
         end = frames.HEAD_BYTES + length
-        return frames.Frame(kind, number, term, synced, bytes(raw[frames.HEAD_BYTES : end]), offset, offset + end)
+        return frames.LogFrame(kind, number, term, synced, bytes(raw[frames.HEAD_BYTES : end]), offset, offset + end)
 
     return decode_frame
 
@@ -393,7 +385,7 @@ DURABLE_MUTANTS = (
     Mutant("state leaves without a look at the fence", journal.Journal, "has_checked", reads_unchecked, 119),
     Mutant("a snapshot is an alias of the state", engine.Engine, "_take_snapshot", aliases_the_snapshot, 10),
     Mutant("a recovery begins one record late", journal.Journal, "take", reads_on_too_late, 9),
-    Mutant("request ids are not in the snapshot", recovery.Opened, "_replies", knows_no_replies),
+    Mutant("request ids are not in the snapshot", recovery.OpenedStore, "_replies", knows_no_replies),
     Mutant("source batches are not in the snapshot", ingress.SourceBatches, "describe", describes_nothing, 1),
     Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers, 35),
     Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", describes_nothing, 24),
@@ -408,7 +400,7 @@ DURABLE_MUTANTS = (
     Mutant(
         "workers of an earlier coordinator are heard", coordinator.Coordinator, "__init__", begins_at_term_nought, 17
     ),
-    Mutant("the changelog holds what was undone", ordered.OrderedExecutor, "changes_of", logs_what_aborted, 16),
+    Mutant("the changelog holds what was undone", executor.OrderedExecutor, "changes_of", logs_what_aborted, 16),
     Mutant("changes are kept before all were told", coordinator.Coordinator, "_expect_changes", hears_one_less, 3),
     Mutant("changes begin with what they ended with", program.Program, "take_changes", looks_too_late, 2),
     Mutant("a changelog hides that it was off", changelog.ChangeWriter, "start", leaps_over_gaps, 26),
@@ -419,8 +411,8 @@ DURABLE_MUTANTS = (
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums, 12),
     Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards, 9),
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),
-    Mutant("what is old is deleted before the log says so", keeper.Desk, "save", deletes_at_once, 269),
-    Mutant("objects of snapshots do not carry the term", manifests.Place, "_stem", writes_without_a_term),
+    Mutant("what is old is deleted before the log says so", keeper.StoreWork, "save", deletes_at_once, 269),
+    Mutant("objects of snapshots do not carry the term", manifests.ManifestName, "_stem", writes_without_a_term),
     Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 348),
     Mutant(
         "who takes over reads, and then announces itself",

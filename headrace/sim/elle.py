@@ -20,7 +20,7 @@ Op = tuple[str, Any, Any]  # APPEND, key, value; READ, key, the list seen (None:
 Graph = dict[int, dict[int, set[str]]]
 
 
-class Transaction(NamedTuple):
+class ElleTransaction(NamedTuple):
     """One row of a history. `asked` and `answered` are instants of one clock."""
 
     number: int
@@ -35,7 +35,7 @@ class Anomaly(NamedTuple):
     explanation: str
 
 
-def check(history: Iterable[Transaction]) -> list[Anomaly]:
+def check(history: Iterable[ElleTransaction]) -> list[Anomaly]:
     """All that is wrong with a history; nothing if it is strictly serializable."""
     rows = sorted(history, key=lambda row: row.asked)
     found = Lists(rows)
@@ -49,10 +49,10 @@ def check(history: Iterable[Transaction]) -> list[Anomaly]:
 class Lists:
     """What the reads say about each key: who appended what, in which order."""
 
-    def __init__(self, rows: list[Transaction]) -> None:
+    def __init__(self, rows: list[ElleTransaction]) -> None:
         self.anomalies: list[Anomaly] = []
         self.committed = [row for row in rows if row.status == OK]
-        self.writers: dict[tuple[Any, Any], Transaction] = {}  # of (key, value)
+        self.writers: dict[tuple[Any, Any], ElleTransaction] = {}  # of (key, value)
         self.appends: dict[Any, list[Any]] = {}  # by key: what committed transactions appended
         self.own: dict[tuple[Any, int], list[Any]] = {}  # by key and transaction
         self.orders: dict[Any, list[Any]] = {}  # by key: the longest list read
@@ -71,7 +71,7 @@ class Lists:
     def _report(self, name: str, explanation: str) -> None:
         self.anomalies.append(Anomaly(name, explanation))
 
-    def _note_appends(self, row: Transaction) -> None:
+    def _note_appends(self, row: ElleTransaction) -> None:
         for kind, key, value in row.ops:
             if kind == APPEND:
                 if (key, value) in self.writers:
@@ -81,7 +81,7 @@ class Lists:
                 if row.status == OK:
                     self.appends.setdefault(key, []).append(value)
 
-    def _outer_reads(self, row: Transaction) -> list[tuple[Any, list[Any] | None]]:
+    def _outer_reads(self, row: ElleTransaction) -> list[tuple[Any, list[Any] | None]]:
         """What a transaction saw of others, by key; and whether it saw itself."""
         outer: dict[Any, list[Any]] = {}
         mine: dict[Any, list[Any]] = {}
@@ -98,7 +98,7 @@ class Lists:
                 self._report("internal", f"{row.number} read {outer[key]} of {key!r}, and then {seen}")
         return list(outer.items())
 
-    def _check_seen(self, row: Transaction, key: Any, seen: list[Any]) -> None:
+    def _check_seen(self, row: ElleTransaction, key: Any, seen: list[Any]) -> None:
         if len(set(seen)) < len(seen):
             self._report("duplicate", f"{row.number} read {seen} of {key!r}")
         for value in seen:
@@ -138,11 +138,11 @@ class Lists:
             yield first.number, second.number, kind
 
 
-def real_time(rows: list[Transaction]) -> Iterable[tuple[int, int, str]]:
+def real_time(rows: list[ElleTransaction]) -> Iterable[tuple[int, int, str]]:
     """Who was answered before whom was asked; without the edges that follow from others."""
     committed = [row for row in rows if row.status == OK]
     answers = sorted(committed, key=lambda row: row.answered)
-    frontier: list[Transaction] = []  # answered, and nobody was asked after them and answered already
+    frontier: list[ElleTransaction] = []  # answered, and nobody was asked after them and answered already
     at = 0
     for row in committed:  # in the order they were asked
         while at < len(answers) and answers[at].answered < row.asked:

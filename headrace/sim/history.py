@@ -15,7 +15,7 @@ from headrace.wire.messages import Answers, Failure, id_of
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Row:
+class HistoryRow:
     """One request."""
 
     __slots__ = ("answered", "call", "data", "epoch", "failure", "is_bad", "request_id", "result", "sent", "tid")
@@ -37,7 +37,7 @@ class Row:
         return "ok" if self.failure is None else "refused" if self.tid is None else "aborted"
 
 
-class Look:
+class StateRead:
     """One question for state, and what was found."""
 
     __slots__ = ("asked", "entities", "found", "house", "key", "operator")
@@ -56,8 +56,8 @@ class History:
     def __init__(self, unseal: Callable[[Any], Any], violate: Callable[[str], None]) -> None:
         self.unseal, self.violate = unseal, violate
         self.instant = 0
-        self.rows: dict[str, Row] = {}
-        self.looks: list[Look] = []
+        self.rows: dict[str, HistoryRow] = {}
+        self.looks: list[StateRead] = []
         self.repeats = 0  # answers for a request that had been answered before
 
     def now(self) -> int:
@@ -66,7 +66,7 @@ class History:
 
     def ask(self, request_id: str, call: tuple[Any, ...], is_bad: bool) -> None:
         if request_id not in self.rows:
-            self.rows[request_id] = Row(request_id, call, self.now(), is_bad)
+            self.rows[request_id] = HistoryRow(request_id, call, self.now(), is_bad)
 
     def answer(self, answers: Answers) -> None:
         """Answers leave. Whatever an id was told before, it is told again."""
@@ -90,6 +90,6 @@ class History:
             row.answered, row.data = self.now(), data
             row.tid, row.epoch, row.failure, row.result = tid, epoch, failure, self.unseal(result)
 
-    def in_order(self) -> list[Row]:
+    def in_order(self) -> list[HistoryRow]:
         """What was logged, in the order of the log."""
         return sorted((row for row in self.rows.values() if row.tid is not None), key=lambda row: row.tid or 0)

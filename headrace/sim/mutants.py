@@ -12,39 +12,27 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headrace.config import Config
-from headrace.core import (
-    chain,
-    channel,
-    contexts,
-    coordinator,
-    egress,
-    exchange,
-    gathering,
-    ingress,
-    ordered,
-    prediction,
-    repair,
-    restore,
-    stretch,
-    worker,
-)
+from headrace.core import channel, contexts, coordinator, egress, ingress, restore, worker
 from headrace.core.engine import Answer, Submit
 from headrace.core.ingress import Admission
-from headrace.durability import chain as log_chain
-from headrace.durability import log, recovery, snapshots, takeover
+from headrace.core.ordered import chains, exchange, executor, gathering, prediction, repair, stretch
+from headrace.durability import recovery
+from headrace.durability.log import log, takeover
+from headrace.durability.log import segments as log_chain
+from headrace.durability.snapshots import snapshots
 from headrace.model.app import App
 from headrace.model.context import Context
-from headrace.runtime.fleet import Fleet
 from headrace.sim.cases import Judge, draw_case
+from headrace.sim.fleet import Fleet
 from headrace.sim.run import simulate
-from headrace.wire.messages import Aborted, Body, Frame, Revived
+from headrace.wire.messages import Body, Frame, TransactionAborted, TransactionRevived
 
 MODULES = (  # they import names from each other
-    chain,
+    chains,
     coordinator,
     exchange,
     gathering,
-    ordered,
+    executor,
     prediction,
     repair,
     stretch,
@@ -338,7 +326,7 @@ def counts_tries_by_frame(right: Any) -> Any:
 
 
 def numbers_no_try(right: Any) -> Any:
-    return lambda self: chain.PREDICTED
+    return lambda self: chains.PREDICTED
 
 
 def takes_any_try(right: Any) -> Any:
@@ -383,8 +371,8 @@ def tells_aborts_twice(right: Any) -> Any:
 
     def tell_all(self: Any, part: Any, row: Any) -> None:
         right(self, part, row)
-        if isinstance(row, Revived):
-            right(self, part, Aborted(row.tid))
+        if isinstance(row, TransactionRevived):
+            right(self, part, TransactionAborted(row.tid))
 
     return tell_all
 
@@ -430,7 +418,9 @@ NUMBERLESS = (Mutant("tries have no numbers", exchange.Exchange, "_new_attempt",
 PROGRAM_MUTANTS = tuple(
     mutant._replace(look=in_a_case)
     for mutant in (
-        Mutant("tries are counted by each call", chain.Frame, "renew", counts_tries_by_frame, 131, besides=NUMBERLESS),
+        Mutant(
+            "tries are counted by each call", chains.AwaitFrame, "renew", counts_tries_by_frame, 131, besides=NUMBERLESS
+        ),
         Mutant("an answer to an older try is taken", exchange.Exchange, "answered", takes_any_try, 30),
         Mutant("an equal put leaves no record", repair.Repair, "_close", closes_over_equal_puts, 340),
         Mutant("an equal put is dropped", contexts.OrderedContext, "put", drops_equal_puts, 9),
@@ -459,18 +449,18 @@ MUTANTS = (
     Mutant("who overran gets another chance for ever", coordinator.Coordinator, "_suspect", spares_the_poisoned, 7),
     Mutant("a reply leaves twice after a recovery", coordinator.Coordinator, "_answer", answers_again),
     Mutant("a reply leaves before its epoch is final", egress.Submission, "is_final", answers_early),
-    Mutant("those above a late call are not repaired", ordered.OrderedExecutor, "_ripple", repairs_nobody, 12),
-    Mutant("aborted writes are seen", chain, "value_before", shows_aborted_writes, 16),
-    Mutant("1 is True", chain, "same", says_one_is_true, look=one_becomes_true),
+    Mutant("those above a late call are not repaired", executor.OrderedExecutor, "_ripple", repairs_nobody, 12),
+    Mutant("aborted writes are seen", chains, "value_before", shows_aborted_writes, 16),
+    Mutant("1 is True", chains, "same", says_one_is_true, look=one_becomes_true),
     Mutant(
-        "merges are repeated in another order", ordered.OrderedExecutor, "_fold", merges_backwards, 338, look=in_a_case
+        "merges are repeated in another order", executor.OrderedExecutor, "_fold", merges_backwards, 338, look=in_a_case
     ),
-    Mutant("cancelled calls stay", ordered.OrderedExecutor, "cancel", cancels_nothing, 128),
-    Mutant("a failure that was mended stays", ordered.OrderedExecutor, "mended", hears_no_mending, 16),
-    Mutant("an abort is never taken back", ordered.OrderedExecutor, "revive", revives_nobody, 16),
-    Mutant("an answer that changes is not heard", ordered.OrderedExecutor, "answered", answers_once, 28),
+    Mutant("cancelled calls stay", executor.OrderedExecutor, "cancel", cancels_nothing, 128),
+    Mutant("a failure that was mended stays", executor.OrderedExecutor, "mended", hears_no_mending, 16),
+    Mutant("an abort is never taken back", executor.OrderedExecutor, "revive", revives_nobody, 16),
+    Mutant("an answer that changes is not heard", executor.OrderedExecutor, "answered", answers_once, 28),
     Mutant("the last failure wins", worker.Worker, "_report", last_failure_wins, 16),
-    Mutant("a busy worker says it is idle", ordered.OrderedExecutor, "is_idle", reports_while_busy, 53),
+    Mutant("a busy worker says it is idle", executor.OrderedExecutor, "is_idle", reports_while_busy, 53),
     Mutant("what is lent is of the future", gathering.Gathering, "_state_below", lends_the_latest, 7),
     Mutant("a write of a stretch is lost", stretch.Stretch, "writes", installs_nothing, 7),
 )

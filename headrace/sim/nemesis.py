@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import random
 
+from headrace.sim.coordinator_process import CoordinatorProcess
 from headrace.sim.disk import AFTER, BEFORE, MIDDLE
-from headrace.sim.house import House
-from headrace.sim.node import Node
+from headrace.sim.node import SimNode
 from headrace.sim.world import World
 
 CRASHES_MAX = 8  # a run is to come to an end
@@ -58,7 +58,7 @@ class Nemesis:
 
     # --- faults ---
 
-    def start(self, node: Node) -> None:
+    def start(self, node: SimNode) -> None:
         """A worker starts, in a recovery perhaps: it, or another one, may crash before that is over."""
         world, faults = self.world, self.parameters.faults
         if node.incarnation == 1 and node.house.number == 1:
@@ -68,7 +68,7 @@ class Nemesis:
             victim.lives = self.rng.randrange(12)
             world.fault("crashes armed in a recovery")
 
-    def _worker(self) -> Node | None:
+    def _worker(self) -> SimNode | None:
         alive = [node for node in self.world.workers.values() if node.is_alive]
         return self.rng.choice(alive) if alive and self.world.is_chaos else None
 
@@ -122,7 +122,7 @@ class Nemesis:
 
     # --- coordinators and their disk ---
 
-    def open(self, house: House) -> None:
+    def open(self, house: CoordinatorProcess) -> None:
         """A coordinator starts, in a recovery perhaps: it may crash before that is over."""
         world, faults = self.world, self.parameters.faults
         if world.is_chaos and faults.coordinator_crashes and self.rng.random() < faults.crash_again:
@@ -131,7 +131,7 @@ class Nemesis:
         if world.is_chaos and faults.coordinator_pauses and self.rng.random() < 0.2:
             house.pause_in = self.rng.randrange(40)
 
-    def _arm(self, house: House, most: int) -> None:
+    def _arm(self, house: CoordinatorProcess, most: int) -> None:
         where = self.rng.choice((BEFORE, MIDDLE, AFTER))
         house.dies_in = (self.rng.randrange(1, most), where)
 
@@ -143,7 +143,7 @@ class Nemesis:
             else:
                 self._arm(house, 12)
 
-    def crash_after_snapshot(self, house: House) -> None:
+    def crash_after_snapshot(self, house: CoordinatorProcess) -> None:
         """Rather while something has fired, aborted, and is not dropped yet: then only the snapshot knows."""
         if not self.world.is_chaos or not self.snapshot_crashes:
             return
@@ -161,7 +161,7 @@ class Nemesis:
             else:
                 house.pause_in = self.rng.randrange(10)
 
-    def pause_house(self, house: House) -> None:
+    def pause_house(self, house: CoordinatorProcess) -> None:
         """It sleeps; in most cases somebody takes over meanwhile."""
         world = self.world
         until_us = self._until_us(1_000, 200_000)

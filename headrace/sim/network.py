@@ -9,15 +9,15 @@ from headrace.wire.codec import decode_frame, encode
 from headrace.wire.messages import Frame
 
 if TYPE_CHECKING:
-    from headrace.sim.house import House
-    from headrace.sim.node import Node
+    from headrace.sim.coordinator_process import CoordinatorProcess
+    from headrace.sim.node import SimNode
     from headrace.sim.world import World
 
 Link = tuple[int, int, int]  # the house, from, to
 KEPT_MAX = 200  # old frames
 
 
-class Network:
+class SimNetwork:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self.rng = world, rng
         self.faults, self.delay_us = world.parameters.faults, world.parameters.delay_us
@@ -26,7 +26,7 @@ class Network:
         self.silent_until_us: dict[Link, int] = {}
         self.kept: list[bytes] = []
 
-    def send(self, source: Node, frame: Frame) -> bytes:
+    def send(self, source: SimNode, frame: Frame) -> bytes:
         data = encode(frame)
         world, rng, faults = self.world, self.rng, self.faults
         link = (source.house.number, source.number, frame.to)
@@ -49,7 +49,7 @@ class Network:
                 self._travel(link, data, target)
         return data
 
-    def _travel(self, link: Link, data: bytes, target: Node) -> None:
+    def _travel(self, link: Link, data: bytes, target: SimNode) -> None:
         world, rng = self.world, self.rng
         at_us = world.now_us + rng.randint(self.delay_us // 2, 2 * self.delay_us)
         if world.is_chaos:
@@ -67,7 +67,7 @@ class Network:
         self.last_arrival_us[link] = max(at_us, self.last_arrival_us.get(link, 0))
         world.at(at_us, self._arrive, data, target)
 
-    def _arrive(self, data: bytes, target: Node) -> None:
+    def _arrive(self, data: bytes, target: SimNode) -> None:
         frame = decode_frame(data)
         if not target.is_alive:  # a connection that comes back may bring what was under way to its successor
             house = target.house if target.house.is_alive else self.world.house
@@ -101,6 +101,6 @@ class Network:
         self.silent_until_us[link] = max(until_us, self.silent_until_us.get(link, 0))
 
 
-def can_hear(house: House, frame: Frame) -> bool:
+def can_hear(house: CoordinatorProcess, frame: Frame) -> bool:
     """Nothing leads from a newer coordinator's house into that of an older one."""
     return bool(house.wanted_workers) and frame.term <= house.core.term

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.sim.house import House
+    from headrace.sim.coordinator_process import CoordinatorProcess
 
 
-class Clock:
+class SimClock:
     """A node's own: off by a constant, and running a little fast or slow."""
 
     def __init__(self, offset_us: int = 0, drift_ppm: int = 0) -> None:
@@ -25,8 +25,8 @@ class Clock:
         return at_us
 
 
-class Node:
-    def __init__(self, house: House, number: int, incarnation: int, core: Any, clock: Clock) -> None:
+class SimNode:
+    def __init__(self, house: CoordinatorProcess, number: int, incarnation: int, core: Any, clock: SimClock) -> None:
         self.house, self.number, self.incarnation, self.core, self.clock = house, number, incarnation, core, clock
         self.name = f"{house.number}:{number}.{incarnation}"
         self.is_alive = True

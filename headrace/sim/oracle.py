@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Generator
 from typing import Any
 
-from headrace.core import builtin
+from headrace.core.later import builtin
 from headrace.errors import BadCall, ExternalFailed, LimitReached
 from headrace.model.app import App
 from headrace.model.chance import Chance

@@ -8,7 +8,7 @@ from typing import Any
 from headrace.errors import Abort, ExternalFailed
 from headrace.model.app import App
 from headrace.model.chance import is_id
-from headrace.sim.later import Ending
+from headrace.sim.timer_check import Ending
 from headrace.sim.workload import Call, Workload
 
 KEYS = ("a", "b", "c", 1, 2, 3)

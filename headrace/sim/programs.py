@@ -24,15 +24,15 @@ from headrace.model.app import App
 from headrace.sim.workload import Hooks, Workload
 
 
-class Trouble(Exception):
+class AppError(Exception):
     """An ordinary exception of the app's own."""
 
 
-class Ended(Exception):
+class StopRaised(Exception):
     """Stands for a StopIteration of a plain function, which `steps` cannot raise."""
 
 
-RAISED: tuple[type[BaseException], ...] = (Abort, Trouble, ValueError, KeyError, SystemExit, Ended)
+RAISED: tuple[type[BaseException], ...] = (Abort, AppError, ValueError, KeyError, SystemExit, StopRaised)
 KEYS: tuple[Any, ...] = (*"abcdefgh1", *range(0, 64, 3), b"a", b"1", *(f"key {n}" for n in range(9)))
 TWINS: tuple[Any, ...] = (1, True, 1.0, 0, False, 0.0, -0.0)  # equal in Python, and yet not the same
 FEW: tuple[Any, ...] = (0, 1, 2)  # so few that equal ones meet
@@ -65,7 +65,7 @@ Body = list[Step]
 Root = tuple[int, int, Any, tuple[int, int, int]]  # operator, form and key; body, what it has in mind, and fuel
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ProgramShape(msgspec.Struct, frozen=True):
     """What kind of program it is. The defaults are those of a quiet one."""
 
     keys: int = 5
@@ -88,11 +88,11 @@ class Shape(msgspec.Struct, frozen=True):
     is_uniform: bool = False  # all roots are of one function
 
 
-def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 120) -> Shape:
+def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 120) -> ProgramShape:
     """Of a program whose transactions make about `size_max` calls, at most."""
     depth = rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 5))
     size = min(rng.choice((2, 2, 3, 3, 3, 5, 5, 8, 12, 20, 40, 120)), size_max)
-    shape = Shape(
+    shape = ProgramShape(
         keys=rng.choice((1, 2, 3, 5, 8, 8, 12, 20, 20, 40)),
         values=rng.choice(("any", "twins", "twins", "few", "few", "few")),
         modulus=rng.choice((0, 0, 2, 3, 5, 11, 101)),
@@ -114,7 +114,7 @@ def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 12
     return tangled(rng, shape) if kind < 0.75 else relayed(rng, shape) if kind < 0.83 else shape
 
 
-def tangled(rng: random.Random, shape: Shape) -> Shape:
+def tangled(rng: random.Random, shape: ProgramShape) -> ProgramShape:
     """Narrow trees of awaited calls that go elsewhere whenever something else is read: many calls are not made after
     all, and few transactions are held."""
     return msgspec.structs.replace(
@@ -135,7 +135,7 @@ def tangled(rng: random.Random, shape: Shape) -> Shape:
     )
 
 
-def relayed(rng: random.Random, shape: Shape) -> Shape:
+def relayed(rng: random.Random, shape: ProgramShape) -> ProgramShape:
     """Calls that follow from arguments, almost: they are predicted, and now and then something else is made."""
     return msgspec.structs.replace(
         shape,
@@ -151,16 +151,16 @@ def relayed(rng: random.Random, shape: Shape) -> Shape:
     )
 
 
-def size_of(shape: Shape) -> float:
+def size_of(shape: ProgramShape) -> float:
     """How many calls a transaction makes, roughly."""
     return sum(shape.calls**level for level in range(shape.depth + 1))
 
 
-def draw_bodies(rng: random.Random, shape: Shape, keys: list[Any]) -> list[Body]:
+def draw_bodies(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> list[Body]:
     return [draw_body(rng, shape, keys) for _ in range(shape.bodies)]
 
 
-def draw_body(rng: random.Random, shape: Shape, keys: list[Any]) -> Body:
+def draw_body(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> Body:
     calls = int(shape.calls) + (rng.random() < shape.calls % 1)
     body = [draw_call(rng, shape, keys) for _ in range(calls)]
     for _ in range(rng.randint(0, shape.steps)):
@@ -181,7 +181,7 @@ def draw_body(rng: random.Random, shape: Shape, keys: list[Any]) -> Body:
     return body
 
 
-def draw_call(rng: random.Random, shape: Shape, keys: list[Any]) -> Step:
+def draw_call(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> Step:
     is_awaited = rng.random() < shape.awaited
     if (
         rng.random() < shape.relays
@@ -202,12 +202,12 @@ def draw_call(rng: random.Random, shape: Shape, keys: list[Any]) -> Step:
     return "call", *targets
 
 
-def draw_target(rng: random.Random, shape: Shape, keys: list[Any], how: str) -> tuple[Any, ...]:
+def draw_target(rng: random.Random, shape: ProgramShape, keys: list[Any], how: str) -> tuple[Any, ...]:
     form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
     return how, rng.randrange(3), form, key, rng.randrange(shape.bodies)
 
 
-def draw_root(rng: random.Random, shape: Shape, keys: list[Any]) -> Root:
+def draw_root(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> Root:
     fuel = shape.depth if rng.random() < 0.7 or shape.kind == "relayed" else rng.randint(0, shape.depth)
     form, key = draw_form(rng, shape), draw_key(rng, shape, keys)
     operator = rng.randrange(3)
@@ -216,18 +216,18 @@ def draw_root(rng: random.Random, shape: Shape, keys: list[Any]) -> Root:
     return operator, form, key, (rng.randrange(shape.bodies), rng.randrange(10), fuel)
 
 
-def draw_form(rng: random.Random, shape: Shape) -> int:
+def draw_form(rng: random.Random, shape: ProgramShape) -> int:
     """Of a function: only coroutines can await, and few take a value that is encoded, or one that has twins."""
     is_wide = rng.random() < 0.2
     is_async = rng.random() < max(shape.awaited, 0.5)
     return 4 + is_async if shape.values == "twins" and rng.random() < 0.5 else is_wide + 2 * is_async
 
 
-def draw_key(rng: random.Random, shape: Shape, keys: list[Any]) -> Any:
+def draw_key(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> Any:
     return keys[0] if rng.random() < shape.skew else rng.choice(keys)
 
 
-def draw_step(rng: random.Random, shape: Shape) -> Step:
+def draw_step(rng: random.Random, shape: ProgramShape) -> Step:
     scalars = VALUES[shape.values]
     kind = rng.choice(TWIN_STEPS if scalars is TWINS else BLIND_STEPS if shape.is_blind else PLAIN_STEPS)
     if kind == "get":
@@ -258,7 +258,7 @@ def concatenate(state: Any, delta: Any) -> Any:
 
 def add_or_refuse(state: Any, delta: Any) -> Any:
     if type(state) is not int or type(delta) is not int:
-        raise Trouble(f"cannot add {delta!r} to {state!r}")
+        raise AppError(f"cannot add {delta!r} to {state!r}")
     return (state + delta) % 4  # few, so that equal ones meet
 
 
@@ -426,7 +426,7 @@ def drive_plain(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
                 ctx.call_async(function, key, *arguments(function, args))
     except StopIteration as stop:
         return stop.value
-    except Ended as ended:
+    except StopRaised as ended:
         raise StopIteration(str(ended)) from None
 
 

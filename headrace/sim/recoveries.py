@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.config import Config
+from headrace.sim.coordinator_process import CoordinatorProcess
 from headrace.sim.crashes import aborts, appends, one_by_one, rescale_twice, transfers
 from headrace.sim.disk import BEFORE, MIDDLE
-from headrace.sim.house import House
-from headrace.sim.node import Node
+from headrace.sim.node import SimNode
 from headrace.sim.parameters import Faults, Parameters
-from headrace.sim.run import Batches, Report, Run
+from headrace.sim.run import Batches, RunReport, Simulation
 from headrace.sim.world import World
 
 WAYS = ("effect", "kill", "middle", "power", "pause", "race")
@@ -62,9 +62,9 @@ class Recovery:
             changes=self.changes,
         )
 
-    def run(self, way: str = "", point: int = 0) -> tuple[Report, dict[str, int]]:
+    def run(self, way: str = "", point: int = 0) -> tuple[RunReport, dict[str, int]]:
         """Run it, with something that happens at one point; and how many points of each kind a run has."""
-        run = Run(self.parameters(), script=self.script, is_source=self.is_source)
+        run = Simulation(self.parameters(), script=self.script, is_source=self.is_source)
         points = Points(self, run.world, way, point)
         self.besides(run.world)
         report = run.report()
@@ -77,19 +77,19 @@ class Points:
     def __init__(self, recovery: Recovery, world: World, way: str, point: int) -> None:
         self.recovery, self.world, self.way, self.point = recovery, world, way, point
         self.counts = {"effects": 0, "operations": 0, "writes": 0}
-        self.victim: House | None = None
+        self.victim: CoordinatorProcess | None = None
         self.is_racing = False
         world.disk.fate = "lost"
         world.on_open, world.on_pause = self.open, self.pause
         world.on_effect, world.on_operation, world.on_end = self.effect, self.operation, self.end
 
-    def effect(self, node: Node, name: str) -> None:
+    def effect(self, node: SimNode, name: str) -> None:
         if node.number == 0 and self.world.is_chaos:
             self.counts["effects"] += 1
             if self.way == "effect" and self.counts["effects"] == self.point:
                 self.world.crash(node)
 
-    def operation(self, house: House, op: str, name: str) -> None:
+    def operation(self, house: CoordinatorProcess, op: str, name: str) -> None:
         world, store = self.world, house.store
         if store is None or not world.is_chaos:
             return
@@ -104,7 +104,7 @@ class Points:
         elif self.counts["operations"] == self.point and self.way != "effect":
             self._strike(house)
 
-    def _strike(self, house: House) -> None:
+    def _strike(self, house: CoordinatorProcess) -> None:
         world, store = self.world, house.store
         assert store is not None
         if self.way == "kill":
@@ -117,23 +117,23 @@ class Points:
             world.pause(house.node, world.now_us + self.recovery.pause_us)
             world.after(1, world.replace, house)
 
-    def open(self, house: House) -> None:
+    def open(self, house: CoordinatorProcess) -> None:
         if self.is_racing:
             self.is_racing = False
             house.pause_in = self.point % 19
 
-    def pause(self, house: House) -> None:
+    def pause(self, house: CoordinatorProcess) -> None:
         self.world.pause(house.node, self.world.now_us + self.recovery.pause_us // 2)
         self.world.after(1, self.world.replace, house)
 
-    def end(self, house: House) -> None:
+    def end(self, house: CoordinatorProcess) -> None:
         if house is self.victim:
             self.victim = None
             self.world.fault("coordinator crashes")
             self.world.lose_power()
 
 
-def strike_everywhere(recovery: Recovery, stride: int = 1) -> Iterator[tuple[str, int, Report]]:
+def strike_everywhere(recovery: Recovery, stride: int = 1) -> Iterator[tuple[str, int, RunReport]]:
     """The report of the run that is struck at each point, in each way."""
     report, counts = recovery.run()
     yield "", 0, report

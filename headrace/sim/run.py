@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from headrace.sim.changes import check_changelog, check_changes
+from headrace.sim.changelog_check import check_changelog, check_changes
 from headrace.sim.check import Reference, check_history, check_rest
-from headrace.sim.clients import Client
-from headrace.sim.history import Look
+from headrace.sim.clients import SimClient
+from headrace.sim.history import StateRead
 from headrace.sim.nemesis import Nemesis
 from headrace.sim.oracle import Oracle
 from headrace.sim.parameters import Parameters, draw
-from headrace.sim.replays import check_replay
+from headrace.sim.replay_check import check_replay
 from headrace.sim.workload import Call, Workload
 from headrace.sim.workloads import WORKLOADS
-from headrace.sim.world import Broken, World
+from headrace.sim.world import CoreFailed, World
 
 PROBES = (  # what some runs must have seen, or the others prove little
     "aborted",
@@ -69,7 +69,7 @@ PATIENCE_US = 60_000_000  # of virtual time, once everything is well
 Batches = list[list[Call]]
 
 
-class Report(msgspec.Struct):
+class RunReport(msgspec.Struct):
     """What came of a run."""
 
     seed: int
@@ -88,15 +88,15 @@ class Report(msgspec.Struct):
         return not self.violations
 
 
-def simulate(seed: int, trace: Callable[[str], None] | None = None) -> Report:
+def simulate(seed: int, trace: Callable[[str], None] | None = None) -> RunReport:
     return run(draw(seed), trace)
 
 
-def run(parameters: Parameters, trace: Callable[[str], None] | None = None) -> Report:
-    return Run(parameters, trace).report()
+def run(parameters: Parameters, trace: Callable[[str], None] | None = None) -> RunReport:
+    return Simulation(parameters, trace).report()
 
 
-class Run:
+class Simulation:
     """One world, with its clients and its nemesis."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Run:
         self.nemesis = Nemesis(self.world, parameters.rng("nemesis"))
         batches = self._batches(rng) if script is None else script(self.workload)
         self.clients = [
-            Client(self.world, number, calls, parameters.rng(f"client {number}"), is_source)
+            SimClient(self.world, number, calls, parameters.rng(f"client {number}"), is_source)
             for number, calls in enumerate(batches)
         ]
 
@@ -132,10 +132,10 @@ class Run:
             left -= size
         return [[calls for calls in of_client if calls] for of_client in batches]
 
-    def report(self) -> Report:
+    def report(self) -> RunReport:
         try:
             self.go()
-        except Broken as error:
+        except CoreFailed as error:
             why = error.__cause__
             where = "".join(traceback.format_exception(why)[-2:]).strip() if why is not None else ""
             self.world.violate(f"broken: {error} {where}")
@@ -155,7 +155,7 @@ class Run:
             return
         last = self.workload.last_calls()
         if last:
-            self.clients.append(Client(world, len(self.clients), [last], self.parameters.rng("last client")))
+            self.clients.append(SimClient(world, len(self.clients), [last], self.parameters.rng("last client")))
             self.clients[-1].begin()
             if not self._wait_for_all():
                 return
@@ -169,7 +169,7 @@ class Run:
     def _look_and_rest(self) -> None:
         """All state is read, and then nothing happens any more."""
         world = self.world
-        look: Look | None = None
+        look: StateRead | None = None
         while not world.violations and (look is None or not look.found):  # who is asked may still be superseded
             self._within_patience(lambda: world.house is not None and world.house.is_alive, "nobody is there")
             look = world.read(None, None)
@@ -221,9 +221,9 @@ class Run:
             last = log.moments[-1]
             world.violations += check_replay(app, config, self.parameters.seed, world.archive.records, last)
 
-    def described(self) -> Report:
+    def described(self) -> RunReport:
         world = self.world
-        return Report(
+        return RunReport(
             seed=self.parameters.seed,
             parameters=self.parameters.described(),
             violations=world.violations,

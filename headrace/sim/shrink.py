@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from headrace.config import Config
 from headrace.sim.parameters import Faults, Parameters
-from headrace.sim.run import Report, run
+from headrace.sim.run import RunReport, run
 
 ATTEMPTS_MAX = 300
 
@@ -16,7 +16,7 @@ Tried = TypeVar("Tried")
 Seen = TypeVar("Seen")
 
 
-def shrink(parameters: Parameters, attempts_max: int = ATTEMPTS_MAX) -> tuple[Parameters, Report]:
+def shrink(parameters: Parameters, attempts_max: int = ATTEMPTS_MAX) -> tuple[Parameters, RunReport]:
     """The smallest that was found, and what came of it. It fails in the same way: with the same first words."""
     return smallest(parameters, run, candidates, kind_of, attempts_max)
 
@@ -45,7 +45,7 @@ def smallest(
     return tried, seen
 
 
-def kind_of(report: Report) -> str:
+def kind_of(report: RunReport) -> str:
     if report.is_clean:
         return ""
     words = report.violations[0].split()

@@ -128,7 +128,7 @@ def register_bank(app: App) -> dict[str, Any]:
     }
 
 
-class Append(Workload):
+class ListAppends(Workload):
     """Transactions of appends and reads over a few lists. Their histories are judged without looking inside."""
 
     name = "append"
@@ -160,7 +160,7 @@ class Append(Workload):
 
     def check(self, history: Any) -> list[str]:
         rows = [
-            elle.Transaction(number, list(ops_of(row)), row.status, row.sent, row.answered)
+            elle.ElleTransaction(number, list(ops_of(row)), row.status, row.sent, row.answered)
             for number, row in enumerate(history)
             if row.status in (elle.OK, elle.ABORTED)
         ]
@@ -208,9 +208,9 @@ def register_append(app: App) -> dict[str, Any]:
     return {"run_all": run_all, "send_all": send_all}
 
 
-WORKLOADS: dict[str, type[Bank] | type[Append] | type[Outside] | type[Programs]] = {
+WORKLOADS: dict[str, type[Bank] | type[ListAppends] | type[Outside] | type[Programs]] = {
     "bank": Bank,
-    "append": Append,
+    "append": ListAppends,
     "outside": Outside,
     "programs": Programs,
 }

@@ -24,19 +24,19 @@ from typing import Any
 
 from headrace.core.channel import Received, Tick
 from headrace.core.coordinator import Lost, Overran, Rescale
-from headrace.core.deferred import Responded
 from headrace.core.engine import Read
 from headrace.core.ingress import EXPIRED
+from headrace.core.later.deferred import Responded
 from headrace.core.program import values_of
 from headrace.core.worker import Worker
-from headrace.sim.archive import Archive
+from headrace.sim.coordinator_process import CoordinatorProcess
 from headrace.sim.disk import Disk
-from headrace.sim.history import History, Look
-from headrace.sim.house import House
-from headrace.sim.later import NEVER_US
-from headrace.sim.network import Network
-from headrace.sim.node import Clock, Node
+from headrace.sim.history import History, StateRead
+from headrace.sim.network import SimNetwork
+from headrace.sim.node import SimClock, SimNode
 from headrace.sim.parameters import Parameters
+from headrace.sim.promises import Archive
+from headrace.sim.timer_check import NEVER_US
 from headrace.sim.workload import Workload
 from headrace.wire.messages import Answers, Frame
 
@@ -44,7 +44,7 @@ EVENTS_MAX = 100_000
 STARTS_MAX = 60  # of coordinators: a run is to come to an end
 
 
-class Broken(Exception):
+class CoreFailed(Exception):
     """The core raised, or did what it never may: no use to go on."""
 
 
@@ -67,22 +67,22 @@ class World:
         self.digest = hashlib.blake2b(digest_size=16)
         self.trace = trace
         self.last_token = 0
-        self.zombies: list[Node] = []
-        self.houses: list[House] = []
-        self.house: House | None = None  # the newest that serves
-        self.on_start: Callable[[Node], None] = lambda node: None
-        self.on_effect: Callable[[Node, str], None] = lambda node, name: None
-        self.on_operation: Callable[[House, str, str], None] = lambda house, op, name: None
-        self.on_pause: Callable[[House], None] = lambda house: None
-        self.on_open: Callable[[House], None] = lambda house: None
-        self.on_end: Callable[[House], None] = lambda house: None
-        self.on_saved: Callable[[House], None] = lambda house: None
+        self.zombies: list[SimNode] = []
+        self.houses: list[CoordinatorProcess] = []
+        self.house: CoordinatorProcess | None = None  # the newest that serves
+        self.on_start: Callable[[SimNode], None] = lambda node: None
+        self.on_effect: Callable[[SimNode, str], None] = lambda node, name: None
+        self.on_operation: Callable[[CoordinatorProcess, str, str], None] = lambda house, op, name: None
+        self.on_pause: Callable[[CoordinatorProcess], None] = lambda house: None
+        self.on_open: Callable[[CoordinatorProcess], None] = lambda house: None
+        self.on_end: Callable[[CoordinatorProcess], None] = lambda house: None
+        self.on_saved: Callable[[CoordinatorProcess], None] = lambda house: None
         self.disk = Disk(
             parameters.rng("disk"), parameters.faults.of_disk, parameters.store != "objects", self._later, self.fault
         )
         self.archive = Archive(self)
         self.history = History(values_of(workload.app, parameters.config).unseal, self.violate)
-        self.network = Network(self, parameters.rng("network"))
+        self.network = SimNetwork(self, parameters.rng("network"))
 
     # --- what the others use ---
 
@@ -108,19 +108,19 @@ class World:
     def violate(self, what: str) -> None:
         self.violations.append(what)
 
-    def broken(self, what: str) -> Broken:
-        return Broken(what)
+    def broken(self, what: str) -> CoreFailed:
+        return CoreFailed(what)
 
     @property
     def is_durable(self) -> bool:
         return self.parameters.store != "none"
 
     @property
-    def workers(self) -> dict[int, Node]:
+    def workers(self) -> dict[int, SimNode]:
         return self.house.workers if self.house is not None else {}
 
     @property
-    def coordinator(self) -> Node:
+    def coordinator(self) -> SimNode:
         """The one that has all others believe in it."""
         assert self.house is not None
         return self.house.node
@@ -145,7 +145,7 @@ class World:
             self.now_us = max(time_us, self.now_us)
             self.events += 1
             if self.events > EVENTS_MAX:
-                raise Broken(f"more than {EVENTS_MAX} events: it does not come to rest")
+                raise CoreFailed(f"more than {EVENTS_MAX} events: it does not come to rest")
             action(*args)
         return True
 
@@ -163,9 +163,9 @@ class World:
         """A coordinator starts, and takes over from whoever is there."""
         number = len(self.houses) + 1
         if number > STARTS_MAX:
-            raise Broken(f"{STARTS_MAX} coordinators were started: none of them stays")
+            raise CoreFailed(f"{STARTS_MAX} coordinators were started: none of them stays")
         config, workers, mode = self.parameters.settings(self.settings, number, self.is_chaos)
-        house = House(self, number, config, workers, mode)
+        house = CoordinatorProcess(self, number, config, workers, mode)
         self.houses.append(house)
         self.note(f"coordinator {number} starts, {workers} workers, {mode}")
         self.on_open(house)
@@ -177,7 +177,7 @@ class World:
             self.house = house
         self.step(house.node, None)
 
-    def end(self, house: House) -> None:
+    def end(self, house: CoordinatorProcess) -> None:
         """Its process is gone; whoever watches over it starts another one, unless that has been done already."""
         if not house.node.is_alive:
             return
@@ -192,11 +192,11 @@ class World:
         if house is self.houses[-1]:
             self.after(self.schedule.randint(500, 20_000), self.replace, house)
 
-    def replace(self, house: House) -> None:
+    def replace(self, house: CoordinatorProcess) -> None:
         if house is self.houses[-1]:
             self.open_house()
 
-    def _vanish(self, node: Node) -> None:
+    def _vanish(self, node: SimNode) -> None:
         node.is_alive = False
 
     def lose_power(self) -> None:
@@ -207,17 +207,17 @@ class World:
 
     # --- nodes ---
 
-    def new_clock(self) -> Clock:
+    def new_clock(self) -> SimClock:
         offset_us, drift_ppm = self.clocks.randint(-500_000, 500_000), self.clocks.randint(-20_000, 20_000)
         if not self.parameters.faults.clocks:
-            return Clock()
+            return SimClock()
         self.fault("clocks off")
-        return Clock(offset_us, drift_ppm)
+        return SimClock(offset_us, drift_ppm)
 
-    def receive(self, node: Node, frame: Frame) -> None:
+    def receive(self, node: SimNode, frame: Frame) -> None:
         self.step(node, Received(frame))
 
-    def step(self, node: Node, event: Any) -> None:
+    def step(self, node: SimNode, event: Any) -> None:
         """None is the very first event of a coordinator."""
         if not node.is_alive:
             return
@@ -231,7 +231,7 @@ class World:
             now_us = node.clock.read(self.now_us)
             effects = core.start(now_us) if event is None else core.step(now_us, event)
         except Exception as error:
-            raise Broken(f"node {node.name} raised {error!r} on {type(event).__name__}") from error
+            raise CoreFailed(f"node {node.name} raised {error!r} on {type(event).__name__}") from error
         if not node.number and len(getattr(core, "flights", ())) > node.house.config.epochs_in_flight_max:
             self.violate(f"{len(core.flights)} epochs run at the same time")
         if hooks.spun is not None:
@@ -239,7 +239,7 @@ class World:
         else:
             self._happen(node, effects)
 
-    def _happen(self, node: Node, effects: list[Any]) -> None:
+    def _happen(self, node: SimNode, effects: list[Any]) -> None:
         for effect in effects:
             name = type(effect).__name__
             self.effects += 1
@@ -252,7 +252,7 @@ class World:
                 return
             self.told(node, name, EFFECTS[name](self, node, effect), effect)
 
-    def told(self, node: Node, what: str, data: bytes, effect: Any = None) -> None:
+    def told(self, node: SimNode, what: str, data: bytes, effect: Any = None) -> None:
         """Into the trace."""
         line = f"{self.now_us} {node.name} {what} "
         self.digest.update(line.encode())
@@ -260,7 +260,7 @@ class World:
         if self.trace is not None:
             self.trace(line + (shorten(effect) if effect is not None else data.decode()))
 
-    def _set_timer(self, node: Node, effect: Any) -> bytes:
+    def _set_timer(self, node: SimNode, effect: Any) -> bytes:
         if effect.at_us >= NEVER_US:
             return b"never"
         at_us = node.clock.when(effect.at_us)
@@ -269,41 +269,41 @@ class World:
         self.at(at_us, self._tick, node, node.timer)
         return b"%d" % effect.at_us
 
-    def _tick(self, node: Node, timer: int) -> None:
+    def _tick(self, node: SimNode, timer: int) -> None:
         if timer == node.timer:
             self.step(node, Tick())
 
-    def _send(self, node: Node, effect: Any) -> bytes:
+    def _send(self, node: SimNode, effect: Any) -> bytes:
         frame, house = effect.frame, node.house
         if frame.source != node.number:
-            raise Broken(f"node {node.name} sends in the name of {frame.source}")
+            raise CoreFailed(f"node {node.name} sends in the name of {frame.source}")
         if node.number == 0:
             if frame.term < house.last_term:
-                raise Broken(f"the coordinator sends in term {frame.term} after {house.last_term}")
+                raise CoreFailed(f"the coordinator sends in term {frame.term} after {house.last_term}")
             house.last_term = frame.term
         elif frame.term > house.core.term:
-            raise Broken(f"worker {node.name} has term {frame.term}, the coordinator {house.core.term}")
+            raise CoreFailed(f"worker {node.name} has term {frame.term}, the coordinator {house.core.term}")
         elif node is not house.workers.get(node.number):
             self.probe("zombies spoke")
             if frame.term == house.core.term:
                 self.violate(f"{node.name} was replaced, and takes part in term {frame.term}")
         return self.network.send(node, frame)
 
-    def _start(self, node: Node, effect: Any) -> bytes:
+    def _start(self, node: SimNode, effect: Any) -> bytes:
         """A fresh worker; the one before is stopped, if it can be reached."""
         number, house = effect.worker, node.house
         self._dismiss(house, number)
         house.incarnations[number] += 1
         core = Worker(self.workload.app, house.config, number, like=house.core.program, term=effect.term)
-        fresh = house.workers[number] = Node(house, number, house.incarnations[number], core, self.new_clock())
+        fresh = house.workers[number] = SimNode(house, number, house.incarnations[number], core, self.new_clock())
         self.on_start(fresh)
         return b"%d" % number
 
-    def _stop(self, node: Node, effect: Any) -> bytes:
+    def _stop(self, node: SimNode, effect: Any) -> bytes:
         self._dismiss(node.house, effect.worker)
         return b"%d" % effect.worker
 
-    def _dismiss(self, house: House, number: int) -> None:
+    def _dismiss(self, house: CoordinatorProcess, number: int) -> None:
         old = house.workers.pop(number, None)
         if old is None or not old.is_alive:
             return
@@ -313,7 +313,7 @@ class World:
         else:
             old.is_alive = False
 
-    def crash(self, node: Node) -> None:
+    def crash(self, node: SimNode) -> None:
         if not node.is_alive:
             return
         self.note(f"{node.name} crashes")
@@ -325,25 +325,25 @@ class World:
             node.is_alive = False
             self.after(self.schedule.randint(100, 30_000), self.report_lost, node)
 
-    def report_lost(self, node: Node) -> None:
+    def report_lost(self, node: SimNode) -> None:
         """The driver tells the coordinator, unless it was replaced already."""
         if node.house.workers.get(node.number) is node:
             self.note(f"{node.name} is lost")
             self.step(node.house.node, Lost(node.number))
 
-    def _get_stuck(self, node: Node, tid: int) -> None:
+    def _get_stuck(self, node: SimNode, tid: int) -> None:
         """Its function does not come back: after a while the driver stops it."""
         self.fault("overruns")
         node.is_alive = False
         self.note(f"{node.name} is stuck in TID {tid}")
         self.after(node.house.config.wall_limit_us, self._stop_stuck, node, tid)
 
-    def _stop_stuck(self, node: Node, tid: int) -> None:
+    def _stop_stuck(self, node: SimNode, tid: int) -> None:
         if node.house.workers.get(node.number) is node:
             self.note(f"{node.name} overran in TID {tid}")
             self.step(node.house.node, Overran(node.number, tid))
 
-    def pause(self, node: Node, until_us: int) -> None:
+    def pause(self, node: SimNode, until_us: int) -> None:
         if node.is_alive and not node.is_paused:
             self.fault("pauses" if node.number else "coordinator pauses")
             node.is_paused = True
@@ -352,17 +352,17 @@ class World:
             if node.number:
                 self.after(node.house.config.silence_us_max, self._miss, node)
 
-    def _miss(self, node: Node) -> None:
+    def _miss(self, node: SimNode) -> None:
         """It has been silent for long."""
         if node.is_paused or node.cut_off_until_us > self.now_us:
             self.report_lost(node)
 
-    def cut_off(self, node: Node, until_us: int) -> None:
+    def cut_off(self, node: SimNode, until_us: int) -> None:
         """The driver does not hear of it either."""
         node.cut_off_until_us = max(until_us, node.cut_off_until_us)
         self.after(node.house.config.silence_us_max, self._miss, node)
 
-    def wake(self, node: Node) -> None:
+    def wake(self, node: SimNode) -> None:
         if node.is_alive and node.is_paused:
             node.is_paused = False
             self.note(f"{node.name} wakes")
@@ -380,7 +380,7 @@ class World:
 
     def new_token(
         self,
-        house: House,
+        house: CoordinatorProcess,
         then: Callable[[Any], None],
         is_misuse: bool = False,
         may_be_refused: Callable[[], bool] = lambda: False,
@@ -390,12 +390,12 @@ class World:
         house.tokens[self.last_token] = (then, is_misuse, may_be_refused)
         return self.last_token
 
-    def _answer(self, node: Node, effect: Any) -> bytes:
+    def _answer(self, node: SimNode, effect: Any) -> bytes:
         answers: Answers = effect.answers
         if effect.token is None:  # asked by nobody who is still there
             return b""
         if effect.token not in node.house.tokens:
-            raise Broken(f"submission {effect.token} was answered twice: {answers.ids}")
+            raise CoreFailed(f"submission {effect.token} was answered twice: {answers.ids}")
         then, is_misuse, may_be_refused = node.house.tokens.pop(effect.token)
         if is_past(answers) and may_be_refused():
             return repr(effect.token).encode()
@@ -410,27 +410,27 @@ class World:
             self.violate(f"{answers.ids} was taken for another call, as TID {answers.tids[0]}")
         return repr((effect.token, list(answers.tids), answers.results)).encode()
 
-    def _refuse(self, node: Node, effect: Any) -> bytes:
+    def _refuse(self, node: SimNode, effect: Any) -> bytes:
         _, _, may_be_refused = node.house.tokens.pop(effect.token)
         if not may_be_refused():
             self.violate(f"submission {effect.token} was refused: {effect.error!r}")
         return repr(effect.token).encode()
 
-    def read(self, operator: str | None, key: Any, house: House | None = None) -> Look | None:
+    def read(self, operator: str | None, key: Any, house: CoordinatorProcess | None = None) -> StateRead | None:
         """None if nobody is there to be asked."""
         house = house or self.house
         if house is None or not house.is_alive:
             return None
-        look = Look(operator, key, self.history.now(), house)
+        look = StateRead(operator, key, self.history.now(), house)
         self.history.looks.append(look)
         token = self.new_token(house, lambda entities: self._note_found(look, entities))
         self.step(house.node, Read(token, operator, key))
         return look
 
-    def _note_found(self, look: Look, entities: list[Any]) -> None:
+    def _note_found(self, look: StateRead, entities: list[Any]) -> None:
         look.found, look.entities = self.history.now(), entities
 
-    def _found(self, node: Node, effect: Any) -> bytes:
+    def _found(self, node: SimNode, effect: Any) -> bytes:
         node.house.tokens.pop(effect.token)[0](effect.entities)
         return repr(effect.entities).encode()
 
@@ -444,33 +444,33 @@ class World:
         token = self.new_token(house, lambda effect: None, may_be_refused=lambda: may_refuse)
         self.step(house.node, Rescale(token, workers))
 
-    def _rescaled(self, node: Node, effect: Any) -> bytes:
+    def _rescaled(self, node: SimNode, effect: Any) -> bytes:
         node.house.tokens.pop(effect.token)
         self.probe("rescaled")
         return repr(effect).encode()
 
     # --- what is to be kept ---
 
-    def _append(self, node: Node, effect: Any) -> bytes:
+    def _append(self, node: SimNode, effect: Any) -> bytes:
         return node.house.append(effect)
 
-    def _check(self, node: Node, effect: Any) -> bytes:
+    def _check(self, node: SimNode, effect: Any) -> bytes:
         node.house.check(effect)
         return b"%d" % effect.ticket
 
-    def _keep(self, node: Node, effect: Any) -> bytes:
+    def _keep(self, node: SimNode, effect: Any) -> bytes:
         node.house.desk.lay_out(effect.epoch, effect.changes)
         node.house.keep(effect.epoch)
         return b"%d" % effect.epoch.number
 
-    def _save(self, node: Node, effect: Any) -> bytes:
+    def _save(self, node: SimNode, effect: Any) -> bytes:
         self.probe("snapshots")
         node.house.keep(effect.snapshot)
         return b"%d" % effect.snapshot.epoch
 
     # --- the outside world ---
 
-    def _perform(self, node: Node, effect: Any) -> bytes:
+    def _perform(self, node: SimNode, effect: Any) -> bytes:
         """Each time it answers something else: who asks again has to go by what is in the log."""
         rng = self.abroad
         self.probe("external calls")
@@ -485,7 +485,7 @@ class World:
             self.trace(f"{self.now_us} - {text}")
 
 
-EFFECTS: dict[str, Callable[[World, Node, Any], bytes]] = {
+EFFECTS: dict[str, Callable[[World, SimNode, Any], bytes]] = {
     "Send": World._send,
     "SetTimer": World._set_timer,
     "Answer": World._answer,

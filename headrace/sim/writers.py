@@ -17,14 +17,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from headrace.durability.log import Log, Record, read_log
+from headrace.durability.log.log import Log, LogRecord, read_log
 from headrace.errors import Fenced, LogBroken, StoreError
 from headrace.sim.disk import AFTER, BEFORE, MIDDLE, Crashed, Disk, DiskFaults, SimStore
 
 NESTED_MAX, ACTIONS_MAX = 3, 120
 
 
-class Writer:
+class LogWriter:
     def __init__(self, number: int, store: SimStore) -> None:
         self.number, self.store = number, store
         self.log: Log | None = None
@@ -50,7 +50,7 @@ class Writers:
         self.disk = Disk(rng, faults, rng.random() < 0.7, self.later, self.fault)
         self.pauses = there(rng.choice((0.02, 0.1, 0.3)))
         self.segment_bytes = rng.choice((1, 200, 1_000, 1 << 20))
-        self.writers: list[Writer] = []
+        self.writers: list[LogWriter] = []
         self.waiting: list[Callable[[], None]] = []  # what the store does later
         self.promised: dict[int, bytes] = {}
         self.terms: Counter[int] = Counter()
@@ -134,7 +134,7 @@ class Writers:
 
     # --- what writers do ---
 
-    def call(self, writer: Writer, what: str, action: Callable[[], Any]) -> Any:
+    def call(self, writer: LogWriter, what: str, action: Callable[[], Any]) -> Any:
         """None if it did not come to its end: then the writer does nothing more."""
         writer.is_busy = True
         retired = self.retired
@@ -159,12 +159,12 @@ class Writers:
             self.note(f"{writer.store.who} {what}: done")
         return result
 
-    def take_over(self) -> Writer:
-        writer = Writer(len(self.writers), SimStore(self.disk, f"writer {len(self.writers)}", self.before))
+    def take_over(self) -> LogWriter:
+        writer = LogWriter(len(self.writers), SimStore(self.disk, f"writer {len(self.writers)}", self.before))
         self.writers.append(writer)
         promised = dict(self.promised)
 
-        def action() -> tuple[Log, list[Record]]:
+        def action() -> tuple[Log, list[LogRecord]]:
             log = Log.take_over(writer.store, "log", self.segment_bytes)
             return log, list(log.read(self.retired))
 
@@ -178,7 +178,7 @@ class Writers:
             self.promise({record.number: record.data for record in records}, writer)
         return writer
 
-    def append(self, writer: Writer) -> None:
+    def append(self, writer: LogWriter) -> None:
         log = writer.log
         if log is not None:
             self.payloads += 1
@@ -193,7 +193,7 @@ class Writers:
                     self.violations.append(f"appended {len(payloads)} records from {first} on, the last is {last}")
                 self.promise(dict(enumerate(payloads, start=first)), writer)
 
-    def retire(self, writer: Writer) -> None:
+    def retire(self, writer: LogWriter) -> None:
         """As after a snapshot: records below are not needed any more."""
         log = writer.log
         if log is not None:
@@ -203,7 +203,7 @@ class Writers:
 
     def look(self, is_calm: bool) -> None:
         """Somebody looks on. While others write, the log may change under its eyes."""
-        onlooker = Writer(-1, SimStore(self.disk, "onlooker", None if is_calm else self.before))
+        onlooker = LogWriter(-1, SimStore(self.disk, "onlooker", None if is_calm else self.before))
         promised = dict(self.promised)
         records = self.call(onlooker, "looks on", lambda: list(read_log(onlooker.store, "log", self.retired)))
         if records is not None:
@@ -211,7 +211,7 @@ class Writers:
 
     # --- what must hold ---
 
-    def promise(self, records: dict[int, bytes], writer: Writer) -> None:
+    def promise(self, records: dict[int, bytes], writer: LogWriter) -> None:
         for number, data in records.items():
             if self.promised.setdefault(number, data) != data:
                 self.violations.append(
@@ -219,7 +219,7 @@ class Writers:
                     f"and to {writer.store.who} as {data[:24]!r}"
                 )
 
-    def check(self, who: str, records: list[Record], promised: dict[int, bytes]) -> None:
+    def check(self, who: str, records: list[LogRecord], promised: dict[int, bytes]) -> None:
         found = {record.number: record.data for record in records}
         numbers = [record.number for record in records]
         if numbers and numbers != list(range(numbers[0], numbers[0] + len(numbers))):

@@ -32,11 +32,16 @@ from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, ShortTy
 
 from headrace.config import Config
 from headrace.core.signature import conforms
-from headrace.durability.bulk import (
+from headrace.durability.columns import Columns
+from headrace.durability.identity import identity_of
+from headrace.durability.reading.store_reader import StoreReader
+from headrace.durability.reading.typed import TableShape, declared
+from headrace.durability.reading.views import EpochEnd, View
+from headrace.durability.snapshots.bulk import (
     PARTS_MAX,
     Bulk,
+    BulkTarget,
     Sealing,
-    Target,
     deletions,
     duplicate,
     has_more,
@@ -44,14 +49,9 @@ from headrace.durability.bulk import (
     is_scalars,
     write,
 )
-from headrace.durability.columns import Columns
-from headrace.durability.identity import identity_of
-from headrace.durability.layers import by_shard
-from headrace.durability.manifests import Stored
-from headrace.durability.past import Past
+from headrace.durability.snapshots.layers import by_shard
+from headrace.durability.snapshots.manifests import Stored
 from headrace.durability.store import Store, address_of, open_store
-from headrace.durability.typed import Shape, declared
-from headrace.durability.views import Moment, View
 from headrace.errors import BadKey, HeadraceError, StreamError, UnknownFunction
 from headrace.model.app import App
 from headrace.model.fingerprint import fingerprint
@@ -114,7 +114,7 @@ def load(
 # --- before anything is touched ---------------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
+class LoadPlan(NamedTuple):
     """Which columns become what."""
 
     key: str
@@ -143,7 +143,7 @@ def find(app: App, operator: Operator | str) -> Operator:
     return app.operators[name]
 
 
-def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | None) -> Plan:
+def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | None) -> LoadPlan:
     if df.isStreaming:
         raise StreamError("load takes a batch DataFrame (spark.read...); rows of a stream become calls, by transact")
     wanted = [key] if state is None else [key, state]
@@ -159,7 +159,7 @@ def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | 
     if state is not None:
         if shape is not None and not shape.is_record:
             check_type(state, df.schema[state].dataType, shape.columns[0].type, shape.columns[0].is_json, "the state")
-        return Plan(key, [state], [operator.state], operator.state)
+        return LoadPlan(key, [state], [operator.state], operator.state)
     if shape is None or not shape.is_record:
         raise StreamError(
             f"which column is the state of {operator.name}? Name it, as in state='balance'; or declare a dataclass or "
@@ -168,7 +168,7 @@ def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | 
     return of_record(df, operator, shape, key)
 
 
-def of_record(df: DataFrame, operator: Operator, shape: Shape, key: str) -> Plan:
+def of_record(df: DataFrame, operator: Operator, shape: TableShape, key: str) -> LoadPlan:
     names = [column.name for column in shape.columns]
     given = [column for column in df.columns if column != key or key in names]
     missing, stranger = sorted(set(names) - set(given)), sorted(set(given) - set(names))
@@ -184,7 +184,7 @@ def of_record(df: DataFrame, operator: Operator, shape: Shape, key: str) -> Plan
     kinds = [kind for kind in (operator.state, *typing.get_args(operator.state)) if hasattr(kind, "__qualname__")]
     record = next(kind for kind in kinds if kind is not type(None))
     hints = typing.get_type_hints(record, include_extras=True)
-    return Plan(key, names, [hints[name] for name in names], operator.state, record.__qualname__)
+    return LoadPlan(key, names, [hints[name] for name in names], operator.state, record.__qualname__)
 
 
 def check_type(name: str, given: DataType, wanted: pa.DataType, is_any: bool, what: str) -> None:
@@ -213,7 +213,7 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
     manifest = view.past.snapshots.newest()
     if manifest is None:
         return
-    moment = Moment(manifest.epoch, manifest.place)
+    moment = EpochEnd(manifest.epoch, manifest.place)
     print = view.print(moment)
     if operator.name in print.operators:
         count = sum(map(len, itertools.islice(view.read(moment, print), 1)))
@@ -236,7 +236,7 @@ KEEP_ALL = dict.fromkeys(
 
 def bring_up_to_date(store: Store, app: App, config: Config) -> None:
     """What is in the log, and in no snapshot, is run; what other code has written is migrated."""
-    if identity_of(store) is not None and has_more(store, app, Past(store, app).snapshots.newest()):
+    if identity_of(store) is not None and has_more(store, app, StoreReader(store, app).snapshots.newest()):
         Runtime(app, dataclasses.replace(config, **KEEP_ALL), store=store).close()
 
 
@@ -245,12 +245,12 @@ def bring_up_to_date(store: Store, app: App, config: Config) -> None:
 
 class Load:
     def __init__(
-        self, df: DataFrame, plan: Plan, bulk: Bulk, operator: Operator, config: Config, replace: bool
+        self, df: DataFrame, plan: LoadPlan, bulk: Bulk, operator: Operator, config: Config, replace: bool
     ) -> None:
         self.df, self.plan, self.bulk, self.operator, self.config = df, plan, bulk, operator, config
         self.replace = replace
         self.url = address_of(bulk.store)
-        self.target = Target(bulk.place, placed(operator), config.shards)
+        self.target = BulkTarget(bulk.place, placed(operator), config.shards)
         self.groups = groups_for(df, config.shards)
 
     def run(self) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class Load:
         base = self.bulk.base
         assert base is not None
         view = View(self.bulk.store, self.operator.name)
-        moment = Moment(base.epoch, base.place)
+        moment = EpochEnd(base.epoch, base.place)
         if self.operator.name not in view.print(moment).operators:
             return []
         ranges = self.df.sparkSession.range(0, self.groups, 1, self.groups)
@@ -337,14 +337,14 @@ def groups_for(df: DataFrame, shards: int) -> int:
 # --- where Spark runs -------------------------------------------------------------------------------------------------
 
 
-def bundle(target: Target, groups: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def bundle(target: BulkTarget, groups: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Rows by group of shards, each group's as one cell: Spark moves some large cells for a fraction of what it costs
     it to move their rows one by one."""
     for table in gathered(batches, BUNDLE_BYTES):
         yield from bundles(target, groups, table)
 
 
-def bundles(target: Target, groups: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
+def bundles(target: BulkTarget, groups: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
     if not table.num_rows:
         return
     group = homes(target, flat(table.column(KEY))) * groups // target.shards
@@ -359,7 +359,7 @@ def bundles(target: Target, groups: int, table: pa.Table) -> Iterator[pa.RecordB
             yield pa.RecordBatch.from_arrays(cells, names=[GROUP, ROWS])
 
 
-def homes(target: Target, keys: pa.Array) -> Any:
+def homes(target: BulkTarget, keys: pa.Array) -> Any:
     """The shard of each key. What is wrong with one is told by who writes it."""
     try:
         if not keys.null_count and pa.types.is_integer(keys.type):
@@ -370,7 +370,7 @@ def homes(target: Target, keys: pa.Array) -> Any:
 
 
 def write_rows(
-    url: str, target: Target, sealing: Sealing, batches: Iterator[pa.RecordBatch]
+    url: str, target: BulkTarget, sealing: Sealing, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """One task: the rows of some shards become parts of the layer."""
     yield reported(lambda: write(open_store(url), target, first_part(), pieces(sealing, batches)))
@@ -392,13 +392,13 @@ def pieces(sealing: Sealing, batches: Iterator[pa.RecordBatch]) -> Iterator[tupl
 
 
 def write_deletions(
-    url: str, target: Target, moment: Moment, groups: int, batches: Iterator[pa.RecordBatch]
+    url: str, target: BulkTarget, moment: EpochEnd, groups: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     for group in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches):
         yield reported(functools.partial(delete_group, url, target, moment, group, groups))
 
 
-def delete_group(url: str, target: Target, moment: Moment, group: int, groups: int) -> list[Stored]:
+def delete_group(url: str, target: BulkTarget, moment: EpochEnd, group: int, groups: int) -> list[Stored]:
     store = open_store(url)
     view = View(store, target.operator.name)
     mine = [shard for shard in range(target.shards) if shard * groups // target.shards == group]

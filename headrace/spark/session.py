@@ -13,9 +13,9 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
-from headrace.spark import archive
-from headrace.spark.java import find_java
-from headrace.spark.sources import register
+from headrace.spark.jvm import class_archive
+from headrace.spark.jvm.java import find_java
+from headrace.spark.sources.registry import register
 
 LOG = logging.getLogger("headrace.spark")
 LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -62,7 +62,7 @@ def session(
         os.environ.setdefault(variable, str(WORKER_PYTHON) if starts_sooner(master) else sys.executable)
     builder = SparkSession.builder.appName(name).master(master)
     defaults = dict(LOCAL_DEFAULTS if is_local(master) else CLUSTER_DEFAULTS)
-    defaults["spark.driver.extraJavaOptions"] += f"{archive.java_options(home)} {java_options}"
+    defaults["spark.driver.extraJavaOptions"] += f"{class_archive.java_options(home)} {java_options}"
     for key, value in (defaults | {spelled(key): value for key, value in settings.items()}).items():
         builder = builder.config(key, value)
     with jvm_output_in_a_file():

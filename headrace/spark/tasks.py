@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from headrace.runtime import garbage
+from headrace.runtime import gc_settings
 
 
 @functools.cache
@@ -18,7 +18,7 @@ def settle() -> None:
     those of users are not ours."""
     main = sys.modules["__main__"].__spec__
     if main is not None and main.name == "pyspark.daemon":
-        garbage.settle()
+        gc_settings.settle()
 
 
 def gathered(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:

@@ -27,8 +27,8 @@ from headrace.durability.store import check_name
 from headrace.errors import StreamError
 from headrace.model.operator import Function
 from headrace.runtime.driver import Driver
-from headrace.spark.calls import Wanted
-from headrace.spark.sources import register
+from headrace.spark.sources.calls import Wanted
+from headrace.spark.sources.registry import register
 
 
 def transact(

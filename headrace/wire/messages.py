@@ -103,7 +103,7 @@ class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
     functions: list[int] | int  # numbers of the program's entries; one number if all are the same
     keys: list[Any]
     args: list[tuple[Any, ...]]
-    predicted: list[Any] | None  # the call graphs learned so far, if there are new ones: see core/prediction.py
+    predicted: list[Any] | None  # the call graphs learned so far, if there are new ones: see core/ordered/prediction.py
     poisoned: list[int]  # TIDs that abort by decree
     suspects: list[int]  # TIDs that are gathered, without a try
     is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
@@ -118,9 +118,11 @@ class Final(msgspec.Struct, frozen=True, tag="final", forbid_unknown_fields=True
     epoch: int
 
 
-class Response(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an external call of a transaction gave: a sealed result, or why there is none."""
+class Response(msgspec.Struct, frozen=True, tag="response"):
+    """What an external call of a transaction gave: a sealed result, or the message of its failure. Also a record of the
+    log."""
 
+    tid: int
     call: str
     result: Any = None
     failure: str | None = None
@@ -255,11 +257,11 @@ class Mended(Row, frozen=True, tag=4):
     place: bytes
 
 
-class Aborted(Row, frozen=True, tag=5):
+class TransactionAborted(Row, frozen=True, tag=5):
     """To all, from the root's worker: nobody else sees this transaction's writes."""
 
 
-class Revived(Row, frozen=True, tag=6):
+class TransactionRevived(Row, frozen=True, tag=6):
     pass
 
 
@@ -270,7 +272,7 @@ class Lent(Row, frozen=True, tag=7):
     is_last: bool = True
 
 
-class Asked(Row, frozen=True, tag=8):
+class LendRequest(Row, frozen=True, tag=8):
     """For the state of these entities, (operator, key), below this TID."""
 
     entities: list[tuple[str, Any]]
@@ -283,9 +285,11 @@ class Installed(Row, frozen=True, tag=9):
     is_last: bool = True
 
 
-StretchRows = Lent | Asked | Installed
+StretchRows = Lent | LendRequest | Installed
 STATE_ROWS = frozenset((Lent, Installed))
-Rows = Made | Cancelled | Answered | AnsweredAll | Failed | Mended | Aborted | Revived | StretchRows
+Rows = (
+    Made | Cancelled | Answered | AnsweredAll | Failed | Mended | TransactionAborted | TransactionRevived | StretchRows
+)
 
 
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=True):

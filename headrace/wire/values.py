@@ -45,7 +45,7 @@ FROM_TEXT = {code: parse for code, _, parse in TEXTUAL.values()}
 KEPT = frozenset((bool, float, type(None)))  # scalars of bounded size: nothing to check
 
 
-class Record(NamedTuple):
+class RecordType(NamedTuple):
     """How one dataclass or struct is taken apart and put together."""
 
     name: str
@@ -58,8 +58,8 @@ class Values:
 
     def __init__(self, records: Iterable[type] = (), *, bytes_max: int = 1 << 20, depth_max: int = 64) -> None:
         self.bytes_max, self.depth_max = bytes_max, depth_max
-        self.records: dict[type, Record] = {cls: record_of(cls) for cls in records}
-        self.by_name: dict[str, Record] = {record.name: record for record in self.records.values()}
+        self.records: dict[type, RecordType] = {cls: record_of(cls) for cls in records}
+        self.by_name: dict[str, RecordType] = {record.name: record for record in self.records.values()}
         self._encode = self.encode_plain = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ext_hook=self._from_ext).decode
 
@@ -325,12 +325,12 @@ def check_key(key: Any, bytes_max: int) -> None:
         raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
 
 
-def record_of(cls: type) -> Record:
+def record_of(cls: type) -> RecordType:
     name = cls.__qualname__  # without the module: an app is the same whether it is run or imported
     if issubclass(cls, msgspec.Struct):
         if hasattr(cls, "__post_init__"):
             raise BadValue(f"the struct {name} has a __post_init__, which would run again each time: use a dataclass")
-        return Record(name, cls.__struct_fields__, lambda fields: cls(**fields))
+        return RecordType(name, cls.__struct_fields__, lambda fields: cls(**fields))
     if not dataclasses.is_dataclass(cls):
         raise BadValue(f"{name} is neither a dataclass nor a msgspec struct")
     names = tuple(field.name for field in dataclasses.fields(cls))
@@ -342,4 +342,4 @@ def record_of(cls: type) -> Record:
             object.__setattr__(made, field, fields[field])
         return made
 
-    return Record(name, names, build)
+    return RecordType(name, names, build)

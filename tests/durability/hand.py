@@ -16,19 +16,19 @@ from unittest.mock import patch
 
 from headrace import Abort, App, Config, Context, Reply
 from headrace.core.coordinator import Coordinator, Read, Rescale, Rescaled
-from headrace.core.deferred import Perform, Responded
-from headrace.core.engine import Answer, Engine, Found, Refuse, Submit
+from headrace.core.engine import Answer, Engine, ReadResult, Refuse, Submit
 from headrace.core.ingress import Admission
 from headrace.core.journal import Append, Check, Keep, Save, SnapshotTaken, TakeSnapshot
+from headrace.core.later.deferred import Perform, Responded
 from headrace.durability import recovery
-from headrace.durability.keeper import Desk, Written
-from headrace.durability.recovery import Opened
+from headrace.durability.keeper import PendingRecord, StoreWork
+from headrace.durability.recovery import OpenedStore
 from headrace.durability.store import Store
 from headrace.errors import StoreError
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime.client import Replies
-from headrace.runtime.fleet import Fleet
 from headrace.sim.disk import Disk, SimStore
+from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import RequestIds
 from tests.cluster import at_random, outcome
@@ -165,7 +165,7 @@ class Hand(Fleet):
         self.app, self.config = app, Config(**{"snapshot_interval_us": 1 << 60} | config)  # none by themselves
         self.choose = (lambda ready: ready[0]) if seed is None else at_random(seed)
         with patch.object(recovery, "fingerprint", print_of):
-            self.opened = Opened(store, app, self.config)
+            self.opened = OpenedStore(store, app, self.config)
         durable: dict[str, Any] = {"is_durable": True, "seed": self.opened.seed}
         if workers:
             term = self.opened.log.term
@@ -178,8 +178,8 @@ class Hand(Fleet):
         self.now_us, self.effects = now_us, []
         self.messages = self.bytes = 0
         self.admission = Admission(self.core.program)
-        self.desk = Desk(self.opened)
-        self.records: deque[Written | Check] = deque()  # on their way to the log
+        self.desk = StoreWork(self.opened)
+        self.records: deque[PendingRecord | Check] = deque()  # on their way to the log
         self.rest: deque[Any] = deque()  # replies, snapshots, retirements
         self.submitted = 0
         self.answers: dict[int, list[Reply]] = {}
@@ -238,7 +238,7 @@ class Hand(Fleet):
             return False
         for news in self.desk.append(group):
             self.submit(news)
-        self.rest.extend(item for item in group if isinstance(item, Written) and item.retired)
+        self.rest.extend(item for item in group if isinstance(item, PendingRecord) and item.retired)
         return True
 
     def work(self) -> bool:
@@ -314,7 +314,7 @@ class Hand(Fleet):
             elif isinstance(effect, Refuse):
                 assert effect.token not in self.answers, f"submission {effect.token} was answered twice"
                 self.refusals[effect.token] = effect.error
-            elif isinstance(effect, Found):
+            elif isinstance(effect, ReadResult):
                 self.found[effect.token] = effect.entities
             elif isinstance(effect, SnapshotTaken):
                 self.snapshots[effect.token] = effect.epoch

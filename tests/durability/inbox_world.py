@@ -24,15 +24,15 @@ import pyarrow as pa
 from headrace import Abort, App, Context
 from headrace.core.engine import Read
 from headrace.core.journal import TakeSnapshot
-from headrace.durability import inbox
-from headrace.durability.calls import dead_names, read_dead
-from headrace.durability.inbox import Closed, close_batch, write_segment
-from headrace.durability.log import read_log
+from headrace.durability.inbox import inbox
+from headrace.durability.inbox.batches import dead_names, read_dead
+from headrace.durability.inbox.inbox import Closed, close_batch, write_segment
+from headrace.durability.log.log import read_log
 from headrace.durability.store import Store
 from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, StreamError, WrongStore
-from headrace.runtime.intake import Source, Taker
+from headrace.runtime.intake import InboxReader, Source
 from headrace.sim.disk import Disk, DiskFaults, SimStore
-from headrace.spark import calls
+from headrace.spark.sources import calls
 from tests.durability.hand import Hand
 from tests.durability.memory import Killed, Process
 
@@ -135,7 +135,7 @@ class Spark:
             if is_current():
                 self.committed = max(self.committed, number + 1)
 
-    def _write(self, writer: calls.StreamWriter, number: int) -> list[calls.Written]:
+    def _write(self, writer: calls.StreamWriter, number: int) -> list[calls.TaskCommit]:
         """The tasks: the rows are cut at random, each part keeps its order; some attempts are lost."""
         rng, parts = self.rng, self.rng.randint(1, 3)
         where = [rng.randrange(parts) for _ in self.batches[number]]
@@ -180,7 +180,7 @@ class Engine:
         self.rng, self.snapshots = rng, snapshots
         self.futures: dict[int, Future[Any]] = {}
         self.done: list[tuple[Source, Future[Any]]] = []
-        self.taker = Taker(store, self.hand.admission, self._submit, self.hand.core.sources.last_of, self._check)
+        self.taker = InboxReader(store, self.hand.admission, self._submit, self.hand.core.sources.last_of, self._check)
 
     def _submit(self, batch: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.durability.log import BrokenAt, Log, Record
+from headrace.durability.log.log import BrokenAt, Log, LogRecord
 from headrace.errors import ObjectMissing, StoreError
 
 Hook = Callable[[str, str], None]
@@ -180,7 +180,7 @@ class Process:
             raise Killed
 
 
-def data_of(records: Iterable[Record]) -> list[bytes]:
+def data_of(records: Iterable[LogRecord]) -> list[bytes]:
     return [record.data for record in records]
 
 
@@ -194,7 +194,7 @@ def written(can_append: bool = True, groups: int = 4, segment_bytes: int = 300) 
     return disk
 
 
-def list_or_error(disk: Disk) -> tuple[list[Record], BrokenAt | None]:
+def list_or_error(disk: Disk) -> tuple[list[LogRecord], BrokenAt | None]:
     try:
         return list(Log.take_over(disk.store()).read(1)), None
     except BrokenAt as error:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from headrace import App, Config, Context, Runtime
-from headrace.durability.bulk import Bulk, Sealing, Target, deletions, duplicate, write
 from headrace.durability.columns import join
-from headrace.durability.past import Past
+from headrace.durability.reading.store_reader import StoreReader
+from headrace.durability.reading.views import EpochEnd, View
+from headrace.durability.snapshots.bulk import Bulk, BulkTarget, Sealing, deletions, duplicate, write
 from headrace.durability.store import DirectoryStore
-from headrace.durability.views import Moment, View
 from headrace.errors import BadRequest, StoreError
 
 app = App("bank")
@@ -72,10 +72,10 @@ NEW = {key: key * 3 for key in range(40, 60)}
 def load_new(store: DirectoryStore) -> None:
     """What load.py does, without Spark: 20 entities in the place of all there are."""
     bulk = Bulk(store, app, Config())
-    target = Target(bulk.place, account, 64)
+    target = BulkTarget(bulk.place, account, 64)
     assert bulk.base is not None
     view = View(store, "account")
-    moment = Moment(bulk.base.epoch, bulk.base.place)
+    moment = EpochEnd(bulk.base.epoch, bulk.base.place)
     found = view.read(moment, view.print(moment))
     gone = write(store, target, 0, ((each.keys, deletions(each.keys)) for each in found))
     sealing = Sealing(Config())
@@ -110,7 +110,9 @@ def test_a_load_that_is_cut_short_anywhere_has_happened_or_not(tmp_path: Path, i
             assert runtime.state(other) == {"x": "touched"}
             seen.append(state == NEW)
             assert runtime.client.call(add, 45, 100) == state[45] + 100
-        replay = Past(where, app).replay()  # from whatever snapshot it begins, it meets the load or begins behind it
+        replay = StoreReader(
+            where, app
+        ).replay()  # from whatever snapshot it begins, it meets the load or begins behind it
         assert dict(replay.engine.program.items("account")) == state | {45: state[45] + 100}
         shutil.rmtree(where)
         if not is_cut:
@@ -126,10 +128,10 @@ def test_before_a_load_nothing_of_the_past_is_left_that_could_be_run_again(tmp_p
             runtime.client.batch([(add, key, 1 + number) for key in range(50)])
             runtime.snapshot()
     load_new(DirectoryStore(tmp_path))
-    assert {manifest.epoch for manifest in Past(tmp_path).snapshots.manifests()} == {3}
-    assert Past(tmp_path, app).replay(3).state()["account"] == NEW
+    assert {manifest.epoch for manifest in StoreReader(tmp_path).snapshots.manifests()} == {3}
+    assert StoreReader(tmp_path, app).replay(3).state()["account"] == NEW
     with pytest.raises(StoreError):
-        Past(tmp_path, app).replay(2)
+        StoreReader(tmp_path, app).replay(2)
 
 
 def test_a_store_with_more_in_its_log_is_not_loaded(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from headrace import App, Config
-from headrace.durability.log import bounds
+from headrace.durability.log.log import bounds
 from headrace.durability.store import DirectoryStore, Store
 from headrace.errors import (
     BadRequest,

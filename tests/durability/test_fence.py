@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.durability.log import Log, read_log
+from headrace.durability.log.log import Log, read_log
 from headrace.errors import Fenced, StoreError
 from tests.durability.memory import BOTH, Disk, MemoryStore, Process
 

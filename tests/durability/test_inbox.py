@@ -15,9 +15,9 @@ import pytest
 from headrace import Config, Runtime
 from headrace.core.ingress import Admission
 from headrace.core.program import Program
-from headrace.durability.calls import Shelf, read_calls
 from headrace.durability.identity import with_checksum
-from headrace.durability.inbox import (
+from headrace.durability.inbox.batches import BatchCache, read_calls
+from headrace.durability.inbox.inbox import (
     Closed,
     await_taken,
     close_batch,
@@ -30,7 +30,7 @@ from headrace.durability.inbox import (
 from headrace.durability.store import DirectoryStore, address_of, open_store
 from headrace.errors import Fenced, StoreError, StreamError
 from headrace.sim.disk import SimStore
-from headrace.spark import calls
+from headrace.spark.sources import calls
 from headrace.wire.messages import Run
 from tests.durability.hand import memory
 from tests.durability.inbox_world import (
@@ -483,6 +483,6 @@ def test_a_worker_judges_rows_by_the_limits_that_they_were_taken_under(tmp_path:
     closed = Closed("q", 0, "item.note", [write_segment(store, "q", 0, 0, rows)])
     taken = read_calls(store, closed, Admission(Program(app, Config())))
     assert list(taken.refused) == [1]
-    shelf = Shelf(store, Program(app, Config(request_id_bytes_max=1_000)))
+    shelf = BatchCache(store, Program(app, Config(request_id_bytes_max=1_000)))
     run = Run(1, "serial", (1, 2, 1), 0, [], [], None, [], [], stored=[(taken.stored or b"", 0, 1)])
     assert shelf.fill(run).keys == ["a"]

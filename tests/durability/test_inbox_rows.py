@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace import App, Context
-from headrace.durability.inbox import Closed, held, waiting
+from headrace.durability.inbox.inbox import Closed, held, waiting
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken
 from tests.durability.hand import memory

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.durability import frames
-from headrace.durability.chain import find_chain
-from headrace.durability.log import Log, Record, bounds, highest_term, read_log
+from headrace.durability.log import frames
+from headrace.durability.log.log import Log, LogRecord, bounds, highest_term, read_log
+from headrace.durability.log.segments import find_chain
 from headrace.durability.store import DirectoryStore
 from headrace.errors import Fenced, LogBroken, StoreError, StoreFull, TooLarge, WrongStore
 from headrace.sim import disk as sim_disk
@@ -31,10 +31,10 @@ def test_records_are_read_back_in_their_order_with_their_numbers_and_terms(can_a
     assert log.append([b""]) == 3
     again = Log.take_over(disk.store())
     assert (again.term, again.last) == (2, 3)
-    assert list(again.read(1)) == [Record(1, 1, b"one"), Record(2, 1, b"two"), Record(3, 1, b"")]
+    assert list(again.read(1)) == [LogRecord(1, 1, b"one"), LogRecord(2, 1, b"two"), LogRecord(3, 1, b"")]
     assert again.append([b"four"]) == 4
     assert data_of(again.read(2)) == [b"two", b""]  # as found at take-over
-    assert list(read_log(disk.store(), first=3)) == [Record(3, 1, b""), Record(4, 2, b"four")]
+    assert list(read_log(disk.store(), first=3)) == [LogRecord(3, 1, b""), LogRecord(4, 2, b"four")]
 
 
 def test_it_does_the_same_on_a_real_disk(tmp_path) -> None:
@@ -199,7 +199,7 @@ def test_a_deletion_that_a_crash_undoes_does_no_harm(can_append: bool) -> None:
 
 
 def test_records_of_any_size_are_streamed_over_the_edges_of_what_is_read_at_once(monkeypatch) -> None:
-    monkeypatch.setattr("headrace.durability.chain.CHUNK_BYTES", 257)
+    monkeypatch.setattr("headrace.durability.log.segments.CHUNK_BYTES", 257)
     disk = Disk()
     log = Log.take_over(disk.store())
     rng = random.Random(5)
@@ -230,7 +230,7 @@ def test_reading_holds_a_few_megabytes_and_not_the_log() -> None:
 
 
 def test_a_record_over_the_limit_is_refused_before_anything_is_written(monkeypatch) -> None:
-    monkeypatch.setattr("headrace.durability.log.RECORD_BYTES_MAX", 100)
+    monkeypatch.setattr("headrace.durability.log.log.RECORD_BYTES_MAX", 100)
     disk = Disk()
     log = Log.take_over(disk.store())
     with pytest.raises(TooLarge, match="smaller"):

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.durability.chain import find_chain
-from headrace.durability.frames import HEADER_BYTES
-from headrace.durability.log import Log, Record, examine, highest_term, read_log, repair
-from headrace.durability.mending import cut
+from headrace.durability.log.examine import cut
+from headrace.durability.log.frames import HEADER_BYTES
+from headrace.durability.log.log import Log, LogRecord, examine, highest_term, read_log, repair
+from headrace.durability.log.segments import find_chain
 from headrace.durability.store import DirectoryStore
 from headrace.errors import Fenced, LogBroken
 from tests.durability.memory import BOTH, Disk, Process
 
 
-def written(can_append: bool = True) -> tuple[Disk, list[Record]]:
+def written(can_append: bool = True) -> tuple[Disk, list[LogRecord]]:
     """Three terms, several segments in each, two records in a group, closed at the end."""
     disk = Disk(can_append)
     for term in range(3):

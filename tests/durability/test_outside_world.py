@@ -11,8 +11,8 @@ import pytest
 
 from headrace import Abort, App, Context, Reply
 from headrace.core.coordinator import Lost
-from headrace.core.deferred import Perform, Responded
 from headrace.core.journal import TakeSnapshot
+from headrace.core.later.deferred import Perform, Responded
 from headrace.sim.disk import SimStore
 from tests.durability.hand import Hand, after_power_loss, memory
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.durability import frames
-from headrace.durability.chain import BrokenAt, find_chain
-from headrace.durability.log import Log, bounds, read_log
+from headrace.durability.log import frames
+from headrace.durability.log.log import Log, bounds, read_log
+from headrace.durability.log.segments import BrokenAt, find_chain
 from headrace.errors import LogBroken, ObjectMissing, StoreError
 from tests.durability.memory import BOTH, Disk, MemoryStore, Process, data_of, list_or_error, written
 

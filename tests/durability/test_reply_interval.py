@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from headrace import App, Config, Context, Runtime
-from headrace.durability.log import bounds
+from headrace.durability.log.log import bounds
 from headrace.durability.store import DirectoryStore
 
 PATIENCE_S = 120.0  # only a hang takes this long

@@ -13,8 +13,8 @@ from headrace import Reply
 from headrace.core.coordinator import Lost, Overran, Rescale
 from headrace.core.epoch import Epoch
 from headrace.core.journal import TakeSnapshot
-from headrace.durability.log import read_log
-from headrace.durability.records import Records
+from headrace.durability.log.log import read_log
+from headrace.durability.log.records import Records
 from headrace.sim.disk import AFTER, BEFORE, MIDDLE, Crashed, SimStore
 from tests.durability.hand import (
     SEVEN,

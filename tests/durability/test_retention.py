@@ -10,7 +10,7 @@ import pytest
 
 from headrace import Reply
 from headrace.core.channel import Tick
-from headrace.durability.past import Past
+from headrace.durability.reading.store_reader import StoreReader
 from headrace.errors import Fenced, StoreError
 from headrace.sim.disk import SimStore
 from tests.durability.hand import Hand, add, app, drop, memory, move, put
@@ -141,7 +141,7 @@ def test_every_snapshot_that_is_kept_can_still_be_reached() -> None:
         hand.run(f"batch{number}", [(add, "a", 1)])
         if number % 4 == 3:
             hand.take_snapshot()
-    past = Past(store, app)
+    past = StoreReader(store, app)
     kept = sorted({manifest.epoch for manifest in past.snapshots.manifests()})
     assert kept == [12, 16, 20]
     for epoch in range(12, 21):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headrace.durability.log import Log, bounds, examine, read_log, repair
+from headrace.durability.log.log import Log, bounds, examine, read_log, repair
 from headrace.durability.s3 import S3Store
 from headrace.durability.store import open_store
 from headrace.errors import ConfigError, Fenced, LogBroken, ObjectMissing, StoreError, StoreFull, WrongStore

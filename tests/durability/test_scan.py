@@ -12,8 +12,8 @@ from headrace.core.journal import Snapshot
 from headrace.core.placement import shard_of, shards_of
 from headrace.core.program import MISSING
 from headrace.durability.columns import join
-from headrace.durability.scan import Later, Scan
-from headrace.durability.snapshots import Snapshots
+from headrace.durability.reading.scan import LaterStates, Scan
+from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.model.operator import Operator
 from headrace.wire.values import Values, wrap
 from tests.durability.test_snapshots import IDENTITY, MemoryStore
@@ -110,7 +110,7 @@ def test_what_changed_later_lies_over_the_snapshot(
     if keys is not None:
         wanted = {(type(key), key) for key in keys}
         state = {key: value for key, value in state.items() if (type(key), key) in wanted}
-    assert exactly(read(scan, 2, keys=keys, later=Later(later))) == exactly(list(state.items()))
+    assert exactly(read(scan, 2, keys=keys, later=LaterStates(later))) == exactly(list(state.items()))
 
 
 def test_a_state_whose_time_is_over_is_not_there() -> None:

@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from headrace.core.journal import Snapshot
 from headrace.core.placement import shard_of, shards_of
 from headrace.core.program import MISSING
-from headrace.durability import columns, layers, snapshots
-from headrace.durability.snapshots import Snapshots, first_to_fold
+from headrace.durability import columns
+from headrace.durability.snapshots import layers, snapshots
+from headrace.durability.snapshots.snapshots import Snapshots, first_to_fold
 from headrace.durability.store import DirectoryStore
 from headrace.errors import BadKey, BadValue, Fenced, ObjectMissing, SnapshotBroken, StoreError
 from headrace.model.operator import Operator

@@ -13,10 +13,10 @@ from hypothesis import Phase
 
 from headrace.core.journal import Snapshot
 from headrace.core.program import MISSING
-from headrace.durability import snapshots
-from headrace.durability.layers import Source
-from headrace.durability.manifests import Layer, Manifest, Place, place_of
-from headrace.durability.snapshots import Snapshots
+from headrace.durability.snapshots import snapshots
+from headrace.durability.snapshots.layers import LayerSource
+from headrace.durability.snapshots.manifests import Layer, Manifest, ManifestName, place_of
+from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import Fenced, HeadraceError, SnapshotBroken, StoreError, WrongStore
 from tests.durability.test_snapshots import (
     IDENTITY,
@@ -103,7 +103,9 @@ def deaths(kind: type[Snapshots]) -> int:
             for name in made.retire(newest):
                 store.delete(name)
             assert loaded_epoch(store) == 9
-            assert not [name for name in store.objects if place_of(name) < Place(2, 0, 0) and not named(store, name)]
+            assert not [
+                name for name in store.objects if place_of(name) < ManifestName(2, 0, 0) and not named(store, name)
+            ]
     return steps
 
 
@@ -279,7 +281,7 @@ def test_a_store_with_nothing_but_a_broken_manifest_is_not_an_empty_one() -> Non
 
 def test_a_manifest_under_another_name_is_none(store: MemoryStore) -> None:
     name = new(store).manifests()[-1].name
-    store.objects[Place(1, 99, 99).manifest()] = store.objects[name]
+    store.objects[ManifestName(1, 99, 99).manifest()] = store.objects[name]
     assert not new(store).manifests()[-1].is_complete
     assert loaded_epoch(store) == 3
 
@@ -482,7 +484,7 @@ def test_layers_are_folded_in_the_order_of_their_epochs() -> None:
 class LexicalOrder(Snapshots):
     """Folds layer 10 before layer 9, as their names without zeros are ordered."""
 
-    def _sources(self, place: Place, layer: Layer, sharding: str) -> list[Source]:
+    def _sources(self, place: ManifestName, layer: Layer, sharding: str) -> list[LayerSource]:
         found = super()._sources(place, layer, sharding)
         for source in found:
             source.epoch = str(layer.epoch)  # type: ignore[attr-defined]
@@ -491,7 +493,7 @@ class LexicalOrder(Snapshots):
     def compact(self, term: int, fingerprint: str) -> Manifest | None:
         fold_all = snapshots.fold_all
 
-        def in_lexical_order(some: list[list[Source]], is_base: bool) -> Any:
+        def in_lexical_order(some: list[list[LayerSource]], is_base: bool) -> Any:
             return fold_all(sorted(some, key=lambda layer: layer[0].epoch), is_base)  # type: ignore[attr-defined]
 
         with mock.patch.object(snapshots, "fold_all", in_lexical_order):
@@ -567,7 +569,7 @@ class RetiredUnderneath(Snapshots):
 class NewestByEpoch(Snapshots):
     """Takes the highest epoch for the newest, whoever wrote it."""
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[ManifestName]:
         return sorted(super()._places(), key=lambda place: (place.epoch, place.term, place.number))
 
 

@@ -9,7 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.durability.tables import ROWS_FOR_ARROW, SHAPES_MAX, Ints, Streams, from_bytes, from_column, to_column
+from headrace.durability.log.column_bytes import (
+    ROWS_FOR_ARROW,
+    SHAPES_MAX,
+    Ints,
+    Streams,
+    from_bytes,
+    from_column,
+    to_column,
+)
 
 MAKERS = {
     "small ints": lambda rng: rng.randrange(1 << 16),

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from headrace.durability.chain import read_chain
-from headrace.durability.frames import RECORD, encode_frame
-from headrace.durability.log import Log, bounds, read_log
-from headrace.durability.tail import Tail
+from headrace.durability.log.frames import RECORD, encode_frame
+from headrace.durability.log.log import Log, bounds, read_log
+from headrace.durability.log.segments import read_chain
+from headrace.durability.reading.tail import Tail
 from headrace.errors import Fenced
 from tests.durability.memory import BOTH, Disk
 

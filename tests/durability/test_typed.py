@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from headrace import App
 from headrace.durability.columns import split
-from headrace.durability.scan import there
-from headrace.durability.typed import JSON, Guess, Shape, arrays, cut, declared, type_of
+from headrace.durability.reading.scan import there
+from headrace.durability.reading.typed import JSON, Guess, TableShape, arrays, cut, declared, type_of
 from headrace.errors import BadValue
 from headrace.model.fingerprint import fingerprint
 from headrace.wire.values import Values, wrap
@@ -66,7 +66,7 @@ class Tree:
 VALUES = Values([Account, Money, Point, Tree])
 
 
-def shape_of(state: Any) -> Shape:
+def shape_of(state: Any) -> TableShape:
     app = App("shop")
     app.operator("thing", state=state)
     shape = declared(fingerprint(app), "thing")
@@ -74,7 +74,7 @@ def shape_of(state: Any) -> Shape:
     return shape
 
 
-def table(values: list[Any], shape: Shape, is_wrapped: bool = False) -> list[dict[str, Any]]:
+def table(values: list[Any], shape: TableShape, is_wrapped: bool = False) -> list[dict[str, Any]]:
     sealed = [wrap(VALUES.seal(value), 5) if is_wrapped else VALUES.seal(value) for value in values]
     columns = arrays(there(split(sealed)), shape, lambda row: f"entity {row}")
     names = [column.name for column in shape.columns]
@@ -185,7 +185,7 @@ def test_json_of_anything() -> None:
 # --- where nothing is declared ----------------------------------------------------------------------------------------
 
 
-def guessed(*batches: list[Any]) -> Shape | None:
+def guessed(*batches: list[Any]) -> TableShape | None:
     guess = Guess("thing")
     for values in batches:
         guess.add(there(split([VALUES.seal(value) for value in values])))

@@ -9,7 +9,7 @@ import pytest
 
 from headrace import App, Context
 from headrace.core.coordinator import Lost
-from headrace.durability.snapshots import Snapshots
+from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import AppChanged, StoreError
 from headrace.sim.disk import SimStore
 from tests.durability.hand import Hand, NoSnapshots, add, app, drop, exhaust, exhausted, memory, put

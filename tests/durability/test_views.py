@@ -9,8 +9,8 @@ import pytest
 
 from headrace import App, Config, Context, Runtime
 from headrace.durability.columns import join
+from headrace.durability.reading.views import CHANGES, REPLAY, SNAPSHOT, EpochEnd, View
 from headrace.durability.store import DirectoryStore
-from headrace.durability.views import CHANGES, REPLAY, SNAPSHOT, Moment, View
 from headrace.errors import BadRequest, StoreError
 
 NEVER = Config(snapshot_interval_us=1 << 60, replay_transactions_max=1 << 60)
@@ -42,7 +42,7 @@ def run(runtime: Runtime, epochs: list[tuple[str, int]]) -> dict[int, dict[Any, 
     return seen
 
 
-def read(view: View, moment: Moment, **given: Any) -> dict[Any, Any]:
+def read(view: View, moment: EpochEnd, **given: Any) -> dict[Any, Any]:
     print = view.print(moment)
     view.check(print)
     rows = [
@@ -82,7 +82,7 @@ def wait_for(where: Path, epoch: int, changes: bool) -> None:
     """Changes are in the store a little after they were answered."""
     import time
 
-    from headrace.durability.changelog import Changelog
+    from headrace.durability.log.changelog import Changelog
 
     limit = time.monotonic() + 120
     while changes and Changelog(DirectoryStore(where)).bounds()[1] < epoch:

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headrace.spark.caches import alone, jars_of, maven_cache
-from headrace.spark.java import find_java
+from headrace.spark.jvm.caches import alone, jars_of, maven_cache
+from headrace.spark.jvm.java import find_java
 
 KAFKA = "org.apache.kafka:kafka_2.13:4.1.0"
 PLACE = "org/apache/kafka/kafka_2.13/4.1.0"  # in the cache

@@ -13,7 +13,7 @@ from tests.kafka.broker import Broker, CannotResolve, broker
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    from headrace.spark import connector
+    from headrace.spark.kafka import connector
 
     try:
         connector.fetch()
@@ -27,7 +27,8 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture(scope="session")
 def spark(kafka: Broker) -> Iterator[Any]:
-    from headrace.spark import connector, session
+    from headrace.spark import session
+    from headrace.spark.kafka import connector
 
     made = session(spark_driver_memory="1g", **connector.require().settings)
     if not connector.is_loaded(made):

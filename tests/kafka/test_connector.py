@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 from headrace.errors import ConnectorMissing
-from headrace.spark import connector
+from headrace.spark.kafka import connector
 
 
 @pytest.fixture

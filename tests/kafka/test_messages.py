@@ -14,8 +14,8 @@ from examples.bank import app
 from headrace import Config
 from headrace.core.ingress import Admission
 from headrace.core.program import Program
-from headrace.durability.calls import DEAD, dead_names, keep_dead, read_calls, read_dead
-from headrace.durability.inbox import Closed, write_segment
+from headrace.durability.inbox.batches import DEAD, dead_names, keep_dead, read_calls, read_dead
+from headrace.durability.inbox.inbox import Closed, write_segment
 from headrace.durability.store import DirectoryStore
 
 

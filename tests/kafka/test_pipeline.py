@@ -26,8 +26,8 @@ WAIT_S_MAX = 600
 @contextmanager
 def piped(kafka: Broker, spark: Any, store: Path, stem: str, **settings: Any) -> Iterator[tuple[Runtime, Any]]:
     """The bank on `store`, with topics <stem>-in and <stem>-out. Ends in peace."""
-    from headrace.spark.kafka import Pipeline
-    from headrace.spark.topics import Kafka
+    from headrace.spark.kafka.pipeline import Pipeline
+    from headrace.spark.kafka.topics import Kafka
 
     topics = Kafka(kafka.address, (f"{stem}-in",), f"{stem}-out")
     with Pipeline(topics, str(store), spark, **settings) as pipeline, Runtime(app, store=store) as runtime:
@@ -55,7 +55,7 @@ def headers_of(message: Any) -> dict[str, str]:
 def test_each_message_is_answered_once_and_what_is_no_call_is_told_why(
     kafka: Broker, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.spark import kafka as module
+    from headrace.spark.kafka import pipeline as module
 
     monkeypatch.setattr(module, "DRAIN_S_MAX", WAIT_S_MAX)
     kafka.create("plain-in", "plain-out", partitions=1)
@@ -102,7 +102,7 @@ def test_a_batch_of_replies_that_was_written_in_part_is_completed_and_nothing_is
     kafka: Broker, spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sink fails three times in the middle of a batch, and the broker goes away for a while."""
-    from headrace.spark import kafka as module
+    from headrace.spark.kafka import pipeline as module
 
     whole = module.ReplyTopic._write
     failures: list[int] = []
@@ -150,8 +150,8 @@ def test_a_batch_of_replies_that_was_written_in_part_is_completed_and_nothing_is
 
 
 def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_out(spark: Any) -> None:
-    from headrace.spark.dead import SCHEMA
-    from headrace.spark.kafka import RESULT_BYTES_MAX, reply_rows
+    from headrace.spark.kafka.pipeline import RESULT_BYTES_MAX, reply_rows
+    from headrace.spark.sources.dead import SCHEMA
 
     columns = "request_id string, tid long, epoch long, status string, result string"
     columns += ", error string, error_type string, function string, key string"
@@ -214,7 +214,7 @@ def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_
 )
 def test_a_spark_that_runs_tasks_twice_by_itself_is_refused(settings: dict[str, str], wrong: str | None) -> None:
     from headrace.errors import StreamError
-    from headrace.spark.kafka import check_tries
+    from headrace.spark.kafka.pipeline import check_tries
 
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: settings))
     if wrong is None:
@@ -246,7 +246,7 @@ def test_a_query_that_fails_is_started_again_until_it_fails_without_having_done_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from headrace.errors import StreamError
-    from headrace.spark import kafka as module
+    from headrace.spark.kafka import pipeline as module
 
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
     monkeypatch.setattr(module, "TRIES_MAX", 3)
@@ -256,7 +256,7 @@ def test_a_query_that_fails_is_started_again_until_it_fails_without_having_done_
         made.append(Query(batch=len(made) if len(made) < 5 else 4, failed=TRACEBACK))
         return made[-1]
 
-    kept = module.Kept("replies", make)
+    kept = module.KeptQuery("replies", make)
     kept.start()
     for _ in range(2 * (5 + 2)):  # five that do something and fail, then three that do nothing
         kept.see_to()
@@ -266,7 +266,7 @@ def test_a_query_that_fails_is_started_again_until_it_fails_without_having_done_
 
 
 def test_a_query_that_fails_pauses_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headrace.spark import kafka as module
+    from headrace.spark.kafka import pipeline as module
 
     now_s = 0.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now_s)
@@ -276,7 +276,7 @@ def test_a_query_that_fails_pauses_longer_each_time(monkeypatch: pytest.MonkeyPa
         began.append(now_s)
         return Query(failed="no broker\nand a stack")
 
-    kept = module.Kept("requests", make)
+    kept = module.KeptQuery("requests", make)
     kept.start()
     while len(began) < 9:
         kept.see_to()

@@ -13,7 +13,7 @@ from tests.kafka.broker import Broker, free_port
 
 
 def test_topics_that_make_no_sense_are_refused_at_once() -> None:
-    from headrace.spark.topics import Kafka
+    from headrace.spark.kafka.topics import Kafka
 
     with pytest.raises(BadRequest, match="--requests TOPIC"):
         Kafka("b:9092", ("",), "replies")
@@ -22,7 +22,7 @@ def test_topics_that_make_no_sense_are_refused_at_once() -> None:
 
 
 def test_a_file_of_properties_is_read_as_kafka_reads_it(tmp_path: Path) -> None:
-    from headrace.spark.topics import Kafka, read_properties
+    from headrace.spark.kafka.topics import Kafka, read_properties
 
     file = tmp_path / "client.properties"
     file.write_text('# who we are\n\nsecurity.protocol = SASL_SSL\nsasl.jaas.config=a.Module user="x=y";\n')
@@ -41,7 +41,7 @@ def test_a_file_of_properties_is_read_as_kafka_reads_it(tmp_path: Path) -> None:
 def test_missing_topics_and_silent_brokers_are_named(
     kafka: Broker, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headrace.spark import topics
+    from headrace.spark.kafka import topics
 
     kafka.create("there")
     with topics.admin(spark, topics.Kafka(kafka.address, ("there", "gone"), "lost")) as client:
@@ -64,9 +64,9 @@ class Topic:
     """A reply topic, as a list of marks per partition, and who of the last micro-batch is in it."""
 
     def __init__(self, chance: random.Random) -> None:
-        from headrace.spark.topics import Mark
+        from headrace.spark.kafka.topics import MessageIdentity
 
-        self.partitions: dict[int, list[Mark]] = {partition: [] for partition in range(chance.randint(1, 3))}
+        self.partitions: dict[int, list[MessageIdentity]] = {partition: [] for partition in range(chance.randint(1, 3))}
         self.deleted = {partition: chance.choice((0, 0, 5)) for partition in self.partitions}
         self.batches = chance.randint(1, 4)
         self.last: set[str] = set()
@@ -88,11 +88,11 @@ class Topic:
                     self.add(chance, f"k{row}", tid + chance.randint(0, 5), None, f"another/{batch}")
 
     def add(self, chance: random.Random, *mark: Any) -> None:
-        from headrace.spark.topics import Mark
+        from headrace.spark.kafka.topics import MessageIdentity
 
         partition = chance.choice(list(self.partitions))
         there = self.partitions[partition]
-        there.append(Mark(partition, self.deleted[partition] + len(there), *mark))
+        there.append(MessageIdentity(partition, self.deleted[partition] + len(there), *mark))
 
     def bounds(self) -> dict[int, tuple[int, int]]:
         return {each: (self.deleted[each], self.deleted[each] + len(marks)) for each, marks in self.partitions.items()}
@@ -108,7 +108,7 @@ class Topic:
 
 @pytest.mark.parametrize("seed", range(100))
 def test_what_was_written_of_the_last_batch_is_found_however_far_it_reaches_back(seed: int) -> None:
-    from headrace.spark.topics import at_the_end
+    from headrace.spark.kafka.topics import at_the_end
 
     topic = Topic(random.Random(seed))
     for count in (1, 2, 1_000):
@@ -118,12 +118,14 @@ def test_what_was_written_of_the_last_batch_is_found_however_far_it_reaches_back
 
 
 def test_no_more_is_read_than_the_last_batch_needs() -> None:
-    from headrace.spark.topics import Mark, at_the_end
+    from headrace.spark.kafka.topics import MessageIdentity, at_the_end
 
-    marks = [Mark(0, offset, None, offset + 1, None, f"query/{offset // 1_000}") for offset in range(100_000)]
+    marks = [
+        MessageIdentity(0, offset, None, offset + 1, None, f"query/{offset // 1_000}") for offset in range(100_000)
+    ]
     asked: list[tuple[int, int]] = []
 
-    def read(spans: Any) -> list[Mark]:
+    def read(spans: Any) -> list[MessageIdentity]:
         asked.append(spans[0])
         return marks[slice(*spans[0])]
 
@@ -137,7 +139,7 @@ def test_no_more_is_read_than_the_last_batch_needs() -> None:
 def test_headers_are_read_back_from_a_topic(kafka: Broker, spark: Any) -> None:
     from confluent_kafka import Producer
 
-    from headrace.spark.topics import Kafka, Mark, read_marks, written
+    from headrace.spark.kafka.topics import Kafka, MessageIdentity, read_marks, written
 
     kafka.create("tail", partitions=2)
     producer = Producer({"bootstrap.servers": kafka.address})
@@ -154,11 +156,11 @@ def test_headers_are_read_back_from_a_topic(kafka: Broker, spark: Any) -> None:
     wanted = Kafka(kafka.address, ("there",), "tail")
     found = read_marks(spark, wanted, {0: (0, 2), 1: (0, 3)})
     assert sorted(found, key=lambda mark: mark[:2]) == [
-        Mark(0, 0, "k", 70, None, "query/6"),
-        Mark(0, 1, "k", 71, None, "query/7"),
-        Mark(1, 0, "k", None, None, None),
-        Mark(1, 1, "k", None, None, None),
-        Mark(1, 2, "k", None, "q/7/1", "query/7"),
+        MessageIdentity(0, 0, "k", 70, None, "query/6"),
+        MessageIdentity(0, 1, "k", 71, None, "query/7"),
+        MessageIdentity(1, 0, "k", None, None, None),
+        MessageIdentity(1, 1, "k", None, None, None),
+        MessageIdentity(1, 2, "k", None, "q/7/1", "query/7"),
     ]
     assert written(spark, wanted, {}, "query", 7) == {"71|k", "q/7/1|k"}
     assert written(spark, wanted, {0: 2}, "query", 7) == {"q/7/1|k"}

@@ -14,14 +14,14 @@ import pytest
 
 from headrace import App, Context
 from headrace.core.coordinator import Lost
-from headrace.core.deferred import Responded
 from headrace.core.epoch import Epoch
-from headrace.core.journal import Intent, Response, TakeSnapshot
-from headrace.durability.log import read_log
-from headrace.durability.recovery import Opened
+from headrace.core.journal import Intent, TakeSnapshot
+from headrace.core.later.deferred import Responded
+from headrace.durability.log.log import read_log
+from headrace.durability.recovery import OpenedStore
 from headrace.errors import NotDeterministic
 from headrace.sim.disk import SimStore
-from headrace.wire.messages import Begin, Run
+from headrace.wire.messages import Begin, Response, Run
 from tests.cluster import looped, outcome
 from tests.durability.hand import Hand, after_power_loss, drop, memory, put, turned, weather
 from tests.durability.hand import app as machine
@@ -407,7 +407,7 @@ def test_a_store_is_opened_by_one_at_a_time() -> None:
     store = memory()
     first = Hand(store, app)
     first.send("a", [(add, "a", 1)])
-    Opened(store, app, first.config)
+    OpenedStore(store, app, first.config)
     with pytest.raises(Exception, match="another coordinator took over"):
         first.settle()
     assert not first.answers

@@ -386,7 +386,7 @@ def test_keys_stand_on_no_command_line(pids: set[int]) -> None:
         for pid in cluster.processes().values():
             pids.add(pid)
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            assert words[1:] == [b"-m", b"headrace.runtime.worker", b""]
+            assert words[1:] == [b"-m", b"headrace.runtime.worker_process", b""]
 
 
 def test_a_node_that_was_forgotten_is_a_stranger() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from headrace.bench import starts
 from headrace.runtime.cluster import Cluster
-from headrace.runtime.line import Job, Line
+from headrace.runtime.pipe import Job, WorkerPipe
 from headrace.runtime.process import Processes, WorkerProcess
 from tests.process import bank
 from tests.process.bank import account, deposit, move
@@ -29,13 +29,13 @@ class Remote(WorkerProcess):
 
     def __init__(self, job: Job, up_s: float, down_s: float) -> None:
         super().__init__(job)
-        ours, theirs = map(Line, socket.socketpair())
+        ours, theirs = map(WorkerPipe, socket.socketpair())
         near, self.line, self.fd = self.line, ours, ours.fileno()
         for words in ((near, theirs, up_s), (theirs, near, down_s)):
             threading.Thread(target=relay, args=words, daemon=True).start()
 
 
-def relay(source: Line, sink: Line, late_s: float) -> None:
+def relay(source: WorkerPipe, sink: WorkerPipe, late_s: float) -> None:
     with contextlib.suppress(OSError, ValueError):  # closed by the other direction
         while not source.is_dead:
             source.can_receive(0.1)

@@ -13,7 +13,7 @@ import pytest
 
 from examples import bank
 from headrace import Cluster, Config, Runtime
-from headrace.durability.inbox import Closed, close_batch, write_segment
+from headrace.durability.inbox.inbox import Closed, close_batch, write_segment
 from headrace.durability.store import open_store
 
 ACCOUNTS = 50

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.sim.elle import ABORTED, APPEND, OK, READ, Transaction, check
+from headrace.sim.elle import ABORTED, APPEND, OK, READ, ElleTransaction, check
 
 
 def a(key: str, value: int) -> Any:
@@ -18,12 +18,12 @@ def r(key: str, *seen: int) -> Any:
     return READ, key, list(seen)
 
 
-def history(*rows: Any) -> list[Transaction]:
+def history(*rows: Any) -> list[ElleTransaction]:
     """All at the same time, unless a row says (ops, asked, answered)."""
     made = []
     for number, row in enumerate(rows):
         ops, asked, answered = row if isinstance(row, tuple) else (row, 0, 1000)
-        made.append(Transaction(number, ops, OK, asked, answered))
+        made.append(ElleTransaction(number, ops, OK, asked, answered))
     return made
 
 
@@ -44,7 +44,7 @@ def test_g0_is_found_where_two_lists_disagree_on_the_order_of_writes() -> None:
 
 
 def test_g1a_is_found_where_an_aborted_write_was_read() -> None:
-    rows = [Transaction(0, [a("x", 1)], ABORTED, 0, 9), Transaction(1, [r("x", 1)], OK, 0, 9)]
+    rows = [ElleTransaction(0, [a("x", 1)], ABORTED, 0, 9), ElleTransaction(1, [r("x", 1)], OK, 0, 9)]
     assert [anomaly.name for anomaly in check(rows)] == ["G1a"]
 
 
@@ -114,7 +114,7 @@ def test_a_value_appended_twice_cannot_be_judged() -> None:
         names([a("x", 1)], [a("x", 1)])
 
 
-def serial_history(rng: random.Random, count: int) -> list[Transaction]:
+def serial_history(rng: random.Random, count: int) -> list[ElleTransaction]:
     """Transactions that took effect one after the other, each somewhere between its question and its answer."""
     lists: dict[str, list[int]] = {}
     rows, value = [], 0
@@ -128,7 +128,9 @@ def serial_history(rng: random.Random, count: int) -> list[Transaction]:
                 ops.append(a(key, value))
             else:
                 ops.append(r(key, *lists.get(key, [])))
-        rows.append(Transaction(number, ops, OK, number * 10 - rng.randrange(50), number * 10 + rng.randrange(1, 50)))
+        rows.append(
+            ElleTransaction(number, ops, OK, number * 10 - rng.randrange(50), number * 10 + rng.randrange(1, 50))
+        )
     rng.shuffle(rows)
     return rows
 

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from headrace.cli.programs import HANGS, Tally, make_smaller
-from headrace.sim.cases import Judge, Verdict, draw_case, shrink
+from headrace.cli.random_programs import HANGS, Tally, make_smaller
+from headrace.sim.cases import CaseVerdict, Judge, draw_case, shrink
 from headrace.sim.mutants import PROGRAM_MUTANTS, Mutant, caught_by, look_of, planted
 from headrace.sim.schedules import SCHEDULES
 
@@ -19,16 +19,16 @@ CASES = range(int(900 * float(os.environ.get("HEADRACE_EXAMPLES", "1"))))
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> list[Verdict]:
+def verdicts() -> list[CaseVerdict]:
     judge = Judge()
     return [judge.judge(draw_case(seed)) for seed in CASES]
 
 
-def test_a_fixed_minute_of_programs_gives_what_the_loop_gives(verdicts: list[Verdict]) -> None:
+def test_a_fixed_minute_of_programs_gives_what_the_loop_gives(verdicts: list[CaseVerdict]) -> None:
     assert {verdict.seed: verdict.violations for verdict in verdicts if verdict.violations} == {}
 
 
-def test_work_is_bounded(verdicts: list[Verdict]) -> None:
+def test_work_is_bounded(verdicts: list[CaseVerdict]) -> None:
     """The bounds of decision 0022 hold in each case; these are what the fixed minute comes to."""
     usual = [verdict for verdict in verdicts if verdict.is_usual]
     calls = sum(verdict.calls for verdict in usual)
@@ -39,7 +39,7 @@ def test_work_is_bounded(verdicts: list[Verdict]) -> None:
     assert max(verdict.messages_per_call for verdict in large) < 8
 
 
-def test_the_minute_is_wide(verdicts: list[Verdict]) -> None:
+def test_the_minute_is_wide(verdicts: list[CaseVerdict]) -> None:
     """A narrow generator would show here."""
     drawn: Counter[str] = Counter()
     for verdict in verdicts:
@@ -79,7 +79,7 @@ def test_what_was_found_is_told_with_a_smaller_case_unless_it_hangs() -> None:
         verdict = Judge().judge(draw_case(mutant.hint))
         verdict.violations.append("and another one")
         tally.add(verdict)
-        tally.add(Verdict(mutant.hint + 1, [f"{HANGS}: it took more than a while"]))
+        tally.add(CaseVerdict(mutant.hint + 1, [f"{HANGS}: it took more than a while"]))
         make_smaller(tally.found)
     told = tally.summary(1.0)
     assert told["violations"] == len(told["found"]) == len(verdict.violations) + 1

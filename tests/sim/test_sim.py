@@ -14,29 +14,29 @@ from headrace.sim.crashes import SCENARIOS, Scenario, crash_everywhere
 from headrace.sim.durable_mutants import DURABLE_MUTANTS
 from headrace.sim.mutants import MUTANTS, Mutant, caught_by, look_of
 from headrace.sim.parameters import Parameters, draw
-from headrace.sim.run import PROBES, Report, run, simulate
+from headrace.sim.run import PROBES, RunReport, run, simulate
 
 SEEDS = range(100)
 MANY = int(100 * float(os.environ.get("HEADRACE_EXAMPLES", "1")))  # HEADRACE_EXAMPLES=10 looks ten times as long
 
 
 @pytest.fixture(scope="module")
-def reports() -> list[Report]:
+def reports() -> list[RunReport]:
     return [simulate(seed) for seed in range(max(MANY, len(SEEDS)))]
 
 
-def test_a_fixed_set_of_seeds_is_clean(reports: list[Report]) -> None:
+def test_a_fixed_set_of_seeds_is_clean(reports: list[RunReport]) -> None:
     assert {report.seed: report.violations for report in reports if not report.is_clean} == {}
 
 
-def test_every_declared_probe_is_hit(reports: list[Report]) -> None:
+def test_every_declared_probe_is_hit(reports: list[RunReport]) -> None:
     hit: Counter[str] = Counter()
     for report in reports:
         hit.update(report.probes)
     assert [probe for probe in PROBES if not hit[probe]] == []
 
 
-def test_every_class_of_faults_happens(reports: list[Report]) -> None:
+def test_every_class_of_faults_happens(reports: list[RunReport]) -> None:
     hit: Counter[str] = Counter()
     for report in reports:
         hit.update(report.faults)
@@ -73,7 +73,7 @@ def command(*args: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str
     )
 
 
-def test_a_trace_does_not_depend_on_hashes(reports: list[Report]) -> None:
+def test_a_trace_does_not_depend_on_hashes(reports: list[RunReport]) -> None:
     found = []
     for hash_seed, jobs in (("1", "1"), ("2", "2")):
         done = command("--seeds", "12", "--jobs", jobs, "--json", hash_seed=hash_seed)

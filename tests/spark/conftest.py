@@ -13,7 +13,8 @@ from headrace.errors import ConnectorMissing
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from headrace.spark import connector, session
+    from headrace.spark import session
+    from headrace.spark.kafka import connector
 
     settings = {}
     with contextlib.suppress(ConnectorMissing):  # tests/kafka may come later, and get this session

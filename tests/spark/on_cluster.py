@@ -29,12 +29,13 @@ from headrace.errors import HeadraceError
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.sockets import Keys
-from headrace.spark import seats, session, slots, transact
-from headrace.spark.archive import java_options
-from headrace.spark.java import find_java
-from headrace.spark.seat import Hello, Letter
-from headrace.spark.seats import Seats
-from headrace.spark.workers import SparkCluster
+from headrace.spark import session, transact
+from headrace.spark.hosting import slots, stage
+from headrace.spark.hosting.spark_cluster import SparkCluster
+from headrace.spark.hosting.stage import SparkHosts
+from headrace.spark.hosting.task import Envelope, TaskReady
+from headrace.spark.jvm.class_archive import java_options
+from headrace.spark.jvm.java import find_java
 from tests.process import bank
 from tests.process.bank import account, compute_for_ever, crash, deposit, process_id, spin, transfer
 from tests.process.test_cluster import SMALL, Load, eventually, is_alive
@@ -149,7 +150,7 @@ def stream(spark: SparkSession, folder: Path) -> dict[str, Any]:
 
 def stop_seat(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Its worker lives, but nothing is heard of it, and nobody would start another one in this seat."""
-    seats.REAP_S_MAX = 1.0
+    stage.REAP_S_MAX = 1.0
     with SparkCluster(bank.app, 2, Config(silence_us_max=3_000_000, resend_us=200_000), spark=spark) as cluster:
         seat = parent_of(cluster.processes()[2])
         before = set(cluster.processes().values())
@@ -208,7 +209,7 @@ def refuse(spark: SparkSession, folder: Path) -> dict[str, Any]:
         "mode": refusal(SparkCluster, bank.app, 2, mode="parallel", spark=spark),
     }
 
-    class Elsewhere(Seats):
+    class Elsewhere(SparkHosts):
         """The driver sees a store that executors do not see."""
 
         def start(self, job: Any) -> Any:
@@ -230,7 +231,7 @@ def refusal(ask: Callable[..., Any], *args: Any, **options: Any) -> str:
 
 def strangers(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Who knows the address and the public key, but has no ticket."""
-    hosts = Seats(spark.sparkContext, 1)
+    hosts = SparkHosts(spark.sparkContext, 1)
     with Cluster(bank.app, 1, hosts=hosts) as cluster:
         context, keys = zmq.Context(), Keys.new()
         stranger = context.socket(zmq.DEALER)
@@ -239,7 +240,7 @@ def strangers(spark: SparkSession, folder: Path) -> dict[str, Any]:
         stranger.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
         stranger.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
         stranger.connect(hosts._invitation.endpoint)
-        for data in (msgspec.json.encode(Letter(1, 0, Hello("there", 1))), b"nonsense"):
+        for data in (msgspec.json.encode(Envelope(1, 0, TaskReady("there", 1))), b"nonsense"):
             stranger.send(data)
         answered = stranger.poll(1_500)
         context.destroy(0)

@@ -20,8 +20,8 @@ from typing import Any
 
 import pyspark
 
-from headrace.spark.archive import java_options
-from headrace.spark.java import find_java
+from headrace.spark.jvm.class_archive import java_options
+from headrace.spark.jvm.java import find_java
 from tests.process.test_cluster import is_alive
 
 SPARK = Path(pyspark.__file__).parent

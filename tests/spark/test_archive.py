@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import JavaMissing
-from headrace.spark import archive
-from headrace.spark.java import find_java
+from headrace.spark.jvm import class_archive
+from headrace.spark.jvm.java import find_java
 
 pytestmark = pytest.mark.spark
 
@@ -20,25 +20,25 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Of the Java here, in an environment that has no archive yet."""
-    monkeypatch.setattr(archive.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(class_archive.sys, "prefix", str(tmp_path))
     monkeypatch.delenv("JDK_JAVA_OPTIONS", raising=False)
     return find_java()[0]
 
 
 def test_without_an_archive_there_is_no_option(home: Path, tmp_path: Path) -> None:
-    assert archive.java_options(home) == ""
-    assert archive.java_options(tmp_path / "no java") == ""
+    assert class_archive.java_options(home) == ""
+    assert class_archive.java_options(tmp_path / "no java") == ""
 
 
 def test_nobody_needs_a_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(archive.Path, "home", nobody)
+    monkeypatch.setattr(class_archive.Path, "home", nobody)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert archive.java_options(home) == ""
-    monkeypatch.setattr(archive.sys, "prefix", archive.sys.base_prefix)
-    assert archive.java_options(home) == ""
+    assert class_archive.java_options(home) == ""
+    monkeypatch.setattr(class_archive.sys, "prefix", class_archive.sys.base_prefix)
+    assert class_archive.java_options(home) == ""
 
 
 def test_each_java_and_each_spark_has_its_own(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,24 +46,24 @@ def test_each_java_and_each_spark_has_its_own(home: Path, tmp_path: Path, monkey
     (other / "lib").mkdir(parents=True)
     (other / "lib" / "modules").write_bytes(b"")
     jars.mkdir(parents=True)
-    places = {archive.place(home), archive.place(other)}
+    places = {class_archive.place(home), class_archive.place(other)}
     monkeypatch.setenv("SPARK_HOME", str(tmp_path / "spark"))
-    places.add(archive.place(home))
+    places.add(class_archive.place(home))
     (jars / "more.jar").write_bytes(b"")
-    places.add(archive.place(home))
+    places.add(class_archive.place(home))
     assert len(places) == 4
     assert all(tmp_path in place.parents for place in places), "in the virtual environment"
-    monkeypatch.setattr(archive.sys, "prefix", archive.sys.base_prefix)
+    monkeypatch.setattr(class_archive.sys, "prefix", class_archive.sys.base_prefix)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert tmp_path / "cache" in archive.place(home).parents
+    assert tmp_path / "cache" in class_archive.place(home).parents
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 1_000])
 def test_one_that_does_not_fit_is_left_alone_without_a_word(home: Path, content: bytes) -> None:
-    place = archive.place(home)
+    place = class_archive.place(home)
     place.parent.mkdir(parents=True)
     place.write_bytes(content)
-    words = [str(home / "bin" / "java"), *shlex.split(archive.java_options(home)), "-version"]
+    words = [str(home / "bin" / "java"), *shlex.split(class_archive.java_options(home)), "-version"]
     assert str(place) in " ".join(words)
     ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     plain = subprocess.run([words[0], "-version"], capture_output=True, text=True, timeout=60, check=False)
@@ -71,10 +71,10 @@ def test_one_that_does_not_fit_is_left_alone_without_a_word(home: Path, content:
 
 
 def test_a_rehearsal_that_fails_leaves_nothing_and_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive.sys, "executable", "/bin/false")
+    monkeypatch.setattr(class_archive.sys, "executable", "/bin/false")
     with pytest.raises(JavaMissing, match="was not made"):
-        archive.make(home)
-    assert [left.name for left in archive.place(home).parent.iterdir()] == [".lock"]
+        class_archive.make(home)
+    assert [left.name for left in class_archive.place(home).parent.iterdir()] == [".lock"]
 
 
 SESSION = """
@@ -88,7 +88,7 @@ print(*spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getI
 def test_a_session_uses_the_archive_and_loads_sparks_classes_from_it(tmp_path: Path) -> None:
     """`make test` has made one; else it is made here, which takes a minute."""
     home, _ = find_java()
-    archive.make(home)
+    class_archive.make(home)
     log = tmp_path / "classes.log"
     ran = subprocess.run(
         [sys.executable, "-c", SESSION],
@@ -98,7 +98,7 @@ def test_a_session_uses_the_archive_and_loads_sparks_classes_from_it(tmp_path: P
         timeout=600,
         check=True,
     )
-    words = shlex.split(archive.java_options(home))
+    words = shlex.split(class_archive.java_options(home))
     assert words
     assert set(words) <= set(ran.stdout.splitlines())
     loaded = [line for line in log.read_text().splitlines() if " org.apache.spark." in line]

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from headrace.spark import archive, connector, java
-from headrace.spark.caches import alone, jars_of
+from headrace.spark.jvm import class_archive, java
+from headrace.spark.jvm.caches import alone, jars_of
+from headrace.spark.kafka import connector
 from tests.kafka.test_connector import Central, bare
 from tests.spark.test_java import fake_java, only
 
@@ -90,16 +91,16 @@ def test_of_two_that_make_the_archive_one_does(tmp_path: Path, monkeypatch: pyte
         threading.Event().wait(SLOW_S)
         path.touch()
 
-    monkeypatch.setattr(archive, "place", lambda home: place)
-    monkeypatch.setattr(archive, "write", write)
-    assert both(lambda: archive.make(tmp_path)) == [place, place]
+    monkeypatch.setattr(class_archive, "place", lambda home: place)
+    monkeypatch.setattr(class_archive, "write", write)
+    assert both(lambda: class_archive.make(tmp_path)) == [place, place]
     assert made == [place]
 
 
 WAITER = """
 import sys
 from pathlib import Path
-from headrace.spark.caches import alone
+from headrace.spark.jvm.caches import alone
 print("waits", flush=True)
 with alone(Path(sys.argv[1])):
     print("is alone", flush=True)

@@ -18,17 +18,17 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace import App, Config, Runtime
-from headrace.durability.bulk import Bulk, Sealing, Target, write
-from headrace.durability.changelog import Changelog
 from headrace.durability.columns import join
-from headrace.durability.log import read_log
+from headrace.durability.log.changelog import Changelog
+from headrace.durability.log.log import read_log
+from headrace.durability.reading.views import EpochEnd, View
+from headrace.durability.snapshots.bulk import Bulk, BulkTarget, Sealing, write
 from headrace.durability.store import DirectoryStore, open_store
-from headrace.durability.views import Moment, View
 from headrace.errors import Abort, StoreError, StreamError
 from headrace.model.context import Context
-from headrace.spark.changes import Logged, keys_as_text
-from headrace.spark.epochs import EpochStream
 from headrace.spark.load import load
+from headrace.spark.sources.changes import ChangesLog, keys_as_text
+from headrace.spark.sources.epoch_streams import EpochStream
 from headrace.wire.values import Values, plain
 from tests.process.test_cluster import eventually
 
@@ -264,7 +264,7 @@ def test_one_that_began_late_begins_there_and_says_so_to_who_wants_more(spark: A
 
 def rows_of(store: Any, origin: int, **options: str) -> list[dict[str, Any]]:
     """As somebody reads them for whom the epoch of a record was its number and this. The first record has none."""
-    logged = Logged({"path": store.url, **options})
+    logged = ChangesLog({"path": store.url, **options})
     records = ((record.number + origin, record.data) for record in read_log(store, "changes", 2))
     return [row for batch in logged.batches(records) for row in batch.to_pylist()]
 
@@ -351,7 +351,7 @@ class Follower:
         return rows
 
     def _planner(self) -> EpochStream:
-        return EpochStream(Logged(self.options))
+        return EpochStream(ChangesLog(self.options))
 
 
 def run_once(store: Path, *calls: Any, of: App = app) -> None:
@@ -365,7 +365,7 @@ def load_by_hand(store: Path, balance: int) -> None:
     bulk = Bulk(DirectoryStore(store), app, Config())
     sealing = Sealing(Config())
     keys, states = sealing.keys(pa.array(["loaded"])), sealing.states({"n": pa.array([balance])}, lambda row: "loaded")
-    target = Target(bulk.place, account, Config().shards)
+    target = BulkTarget(bulk.place, account, Config().shards)
     bulk.publish("account", [write(bulk.store, target, 0, iter([(keys, states)]))])
     bulk.close()
 
@@ -460,7 +460,7 @@ def test_behind_a_migration_a_stream_begins_anew_with_the_migrated_state(tmp_pat
         assert states(tmp_path) == {"a": "new", "b": "v2:1"}
 
 
-def states(where: Path, moment: Moment | None = None) -> dict[Any, Any]:
+def states(where: Path, moment: EpochEnd | None = None) -> dict[Any, Any]:
     view = View(open_store(str(where)), "item")
     moment = moment or view.newest()
     found = list(view.read(moment, view.print(moment)))

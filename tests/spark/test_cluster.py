@@ -24,16 +24,16 @@ import zmq
 from headrace import Config
 from headrace.errors import ConfigError
 from headrace.runtime.inprocess import Runtime
-from headrace.runtime.line import Ended, Job, Peer, Ready, Target
 from headrace.runtime.loading import load
+from headrace.runtime.pipe import AppTarget, Job, Peer, ProcessEnded, Ready
 from headrace.runtime.process import Processes
 from headrace.runtime.sockets import Keys, Network
-from headrace.spark import slots
-from headrace.spark.archive import java_options
-from headrace.spark.java import find_java
-from headrace.spark.seats import Seated, shipped
+from headrace.spark.hosting import slots
+from headrace.spark.hosting.spark_cluster import SparkCluster, hosts_on, is_local
+from headrace.spark.hosting.stage import TaskWorker, shipped
+from headrace.spark.jvm.class_archive import java_options
+from headrace.spark.jvm.java import find_java
 from headrace.spark.session import WORKER_PYTHON
-from headrace.spark.workers import SparkCluster, hosts_on, is_local
 from tests.process import bank
 from tests.process.test_cluster import Load, is_alive
 from tests.process.test_serving import headrace, metrics, served
@@ -135,7 +135,7 @@ def test_workers_in_the_tasks_of_a_spark_stage_give_what_the_loop_gives(driver: 
 
 def test_a_worker_that_is_killed_is_replaced_in_its_seat(driver: Driver) -> None:
     saw = driver.run("kill", "worker")
-    assert "headrace.runtime.worker" in saw["killed"]
+    assert "headrace.runtime.worker_process" in saw["killed"]
     assert (saw["recoveries"], saw["new"], saw["alive"]) == (1, 1, [])
     assert saw["under_way"]
     assert saw["is_same_stage"]
@@ -219,7 +219,7 @@ def test_the_command_runs_an_app_on_a_spark_cluster_and_leaves_nothing(machines:
         made = headrace("call", "account.deposit", "alice", "100", "--url", url)
         assert (made.returncode, json.loads(made.stdout)) == (0, 100)
         assert (metrics(url)["workers"], metrics(url)["mode"]) == (2, "ordered")
-        workers = [pid for pid in machines.descendants() if "headrace.runtime.worker" in command_of(pid)]
+        workers = [pid for pid in machines.descendants() if "headrace.runtime.worker_process" in command_of(pid)]
         assert len(workers) == 2
     assert not any(map(is_alive, workers))
     eventually(lambda: not machines.executors(), what="the end of the executors")
@@ -238,19 +238,19 @@ def test_a_local_session_has_its_workers_beside_spark(spark: Any) -> None:
 
 def test_a_worker_that_says_that_it_is_ready_is_heard_also_if_it_is_looked_at_first() -> None:
     """Who asks whether it is gone must not take its words away: the cluster waited for them for ever."""
-    worker = Seated(Job(1, Target("app", "bank"), [], "", {}, [], Peer("key")), 1)
+    worker = TaskWorker(Job(1, AppTarget("app", "bank"), [], "", {}, [], Peer("key")), 1)
     worker.far.send(Ready("tcp://there:1", "its key", 7))
     assert not worker.is_gone()
     assert [type(message) for message in worker.listen()] == [Ready]
     assert (worker.endpoint, worker.key, worker.pid) == ("tcp://there:1", "its key", 7)
-    worker.far.send(Ended(-9, 42))
+    worker.far.send(ProcessEnded(-9, 42))
     worker.far.close()
     worker.listen()
     assert (worker.is_gone(), worker.last_words(), worker.end()) == (True, 42, -9)
 
 
 def test_a_worker_without_a_seat_is_not_called_silent() -> None:
-    worker = Seated(Job(1, Target("app", "bank"), [], "", {}, [], Peer("key")), 1)
+    worker = TaskWorker(Job(1, AppTarget("app", "bank"), [], "", {}, [], Peer("key")), 1)
     worker.heard_s -= 3_600
     assert not worker.is_silent(5_000_000)
     worker.is_seated = True

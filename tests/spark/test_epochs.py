@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxFiles
 
-from headrace.durability.log import Log, bounds
+from headrace.durability.log.log import Log, bounds
 from headrace.durability.store import Store
 from headrace.errors import StreamError
-from headrace.spark import epochs
-from headrace.spark.epochs import Epochs, EpochStream, EpochTable
+from headrace.spark.sources import epoch_streams
+from headrace.spark.sources.epoch_streams import Epochs, EpochStream, EpochTable
 from tests.durability.memory import BOTH, Disk
 
 ORIGIN = 100  # the epoch of record 1 is 101
@@ -68,8 +68,8 @@ def read(reader: Any, partitions: Any) -> list[tuple[int, bytes]]:
 
 @pytest.fixture(autouse=True)
 def is_looked_at_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(epochs, "PARTITION_BYTES_MIN", 200)
+    monkeypatch.setattr(epoch_streams, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(epoch_streams, "PARTITION_BYTES_MIN", 200)
 
 
 @BOTH
@@ -179,19 +179,19 @@ def test_what_is_retired_is_named_with_the_oldest_that_is_kept(can_append: bool)
 
 
 def test_a_bucket_is_not_looked_at_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "LOOK_AGAIN_S", 3600.0)
+    monkeypatch.setattr(epoch_streams, "LOOK_AGAIN_S", 3600.0)
     _, log, planner = begin(False)
     start = planner.initialOffset()
     log.append([b"a"])
     assert planner.latestOffset(start, ReadAllAvailable()) == start
-    monkeypatch.setattr(epochs, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(epoch_streams, "LOOK_AGAIN_S", 0.0)
     assert planner.latestOffset(start, ReadAllAvailable()) == at(ORIGIN + 1)
 
 
 def test_a_small_batch_is_read_by_one_task_and_a_large_one_by_as_many_as_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(epochs, "PARTITION_BYTES_MIN", 10_000)
+    monkeypatch.setattr(epoch_streams, "PARTITION_BYTES_MIN", 10_000)
     _, log, planner = begin(True, {"partitions": "3"})
     start = planner.initialOffset()
     sizes = []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import JavaMissing
-from headrace.spark import java
+from headrace.spark.jvm import java
 
 
 def fake_java(home: Path, version: str, *, has_vector_module: bool = True) -> Path:

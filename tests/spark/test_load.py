@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql.functions import lit
 
 from headrace import App, Config, Context, Runtime
-from headrace.bench import tables
+from headrace.bench import bulk_tables
 from headrace.core.placement import shard_of
-from headrace.durability.past import Past
+from headrace.durability.reading.store_reader import StoreReader
 from headrace.errors import HeadraceError, StreamError, UnknownFunction
 from headrace.spark import load
-from headrace.spark.state import State
+from headrace.spark.sources.state_table import StateSource
 
 pytestmark = pytest.mark.spark
 
@@ -85,7 +85,7 @@ def state_of(where: Path, operator: Any) -> dict[Any, Any]:
 
 
 def sealed(where: Path, name: str) -> dict[Any, Any]:
-    loaded = Past(where).load(None)
+    loaded = StoreReader(where).load(None)
     assert loaded is not None
     return loaded.tables.get(name, {})
 
@@ -101,7 +101,7 @@ def test_rows_become_entities_just_as_functions_put_them(spark: Any, tmp_path: P
         runtime.client.batch([(open_account, key, value) for key, value in expected.items()])
     assert sealed(tmp_path / "loaded", "account") == sealed(tmp_path / "called", "account")
     assert state_of(tmp_path / "loaded", account) == expected
-    for manifest in Past(tmp_path / "loaded").snapshots.manifests()[-1:]:
+    for manifest in StoreReader(tmp_path / "loaded").snapshots.manifests()[-1:]:
         for stored in manifest.layers[0].objects:
             homes = [shard_of(account, key, 64) for key in expected]
             assert stored.rows == sum(stored.shards[0] <= home <= stored.shards[1] for home in homes)
@@ -153,7 +153,7 @@ def test_a_load_is_seen_at_once_and_the_changelog_begins_anew(spark: Any, tmp_pa
     expected = {str(number): number for number in range(5)} | {"3": 13, "9": 9}
     assert {row.key: row.value for row in read.load(str(tmp_path)).collect()} == expected
     with pytest.raises(HeadraceError, match="older than the oldest snapshot"):
-        State({"path": str(tmp_path), "operator": "count", "asOfEpoch": "0"}).schema()
+        StateSource({"path": str(tmp_path), "operator": "count", "asOfEpoch": "0"}).schema()
 
 
 def test_replace_takes_the_place_of_what_was_there(spark: Any, tmp_path: Path) -> None:
@@ -250,11 +250,11 @@ def test_what_cannot_be_loaded_is_refused_before_anything_is_touched(
 
 
 def test_the_benchmark_checks_what_it_measures(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "WARM_UPS", 0)
+    monkeypatch.setattr(bulk_tables, "WARM_UPS", 0)
     done: list[int] = []
-    found = tables.measure(2_000, 1, tmp_path, done.append)
+    found = bulk_tables.measure(2_000, 1, tmp_path, done.append)
     assert found["exact"]
     assert found["load_per_s"] > 0
     assert found["state_per_s"] > 0
-    assert sum(done) == tables.total(2_000, 1)
-    assert tables.summary(found).row_count == 6
+    assert sum(done) == bulk_tables.total(2_000, 1)
+    assert bulk_tables.summary(found).row_count == 6

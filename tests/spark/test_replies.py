@@ -17,13 +17,13 @@ import pytest
 
 from headrace import App, Config, Runtime
 from headrace.core.epoch import Piece
-from headrace.durability.log import bounds, read_log
-from headrace.durability.records import EpochHeader, unpack, unpack_results
+from headrace.durability.log.log import bounds, read_log
+from headrace.durability.log.records import EpochHeader, unpack, unpack_results
 from headrace.durability.store import DirectoryStore
 from headrace.errors import Abort, StreamError
 from headrace.model.context import Context
-from headrace.spark import replies
-from headrace.spark.replies import Gathered, Ids, Kept, column_texts, texts_of
+from headrace.spark.sources import replies
+from headrace.spark.sources.replies import Ids, ReplyLog, ReplyRows, column_texts, texts_of
 from headrace.wire.messages import Answers, id_of
 from headrace.wire.values import Values, plain
 
@@ -164,7 +164,7 @@ def fill(where: Path, seed: int, batches: int = 40, **settings: Any) -> Told:
 
 
 def rows_in(where: Path) -> list[dict[str, Any]]:
-    kept = Kept({"path": str(where)})
+    kept = ReplyLog({"path": str(where)})
     records = ((record.number, record.data) for record in read_log(DirectoryStore(where), "replies"))
     return [row for batch in kept.batches(records) for row in batch.to_pylist()]
 
@@ -258,7 +258,7 @@ def test_a_large_epoch_is_several_record_batches(tmp_path: Path) -> None:
     with Runtime(app, store=tmp_path / "store") as runtime:
         values = ["x" * 900_000 + str(number) for number in range(45)]
         runtime.client.batch([(echo, "k", value) for value in values])
-    kept = Kept({"path": str(tmp_path / "store")})
+    kept = ReplyLog({"path": str(tmp_path / "store")})
     records = ((record.number, record.data) for record in read_log(DirectoryStore(tmp_path / "store"), "replies"))
     made = [*kept.batches(records)]
     assert len(made) >= 3
@@ -267,8 +267,8 @@ def test_a_large_epoch_is_several_record_batches(tmp_path: Path) -> None:
 
 
 def test_an_empty_piece_of_nothing_is_no_batch() -> None:
-    assert [*Kept({"path": "x"}).batches(iter(()))] == []
-    assert Gathered().rows == 0
+    assert [*ReplyLog({"path": "x"}).batches(iter(()))] == []
+    assert ReplyRows().rows == 0
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -308,7 +308,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
 
 @pytest.fixture
 def source(spark: Any) -> Iterator[Any]:
-    spark.dataSource.register(replies.Replies)
+    spark.dataSource.register(replies.RepliesSource)
     yield spark
     for query in spark.streams.active:
         query.stop()
@@ -465,13 +465,13 @@ def test_an_epoch_that_is_not_kept_any_more_is_refused_with_the_oldest_one(sourc
 
 
 def test_what_is_retired_or_lost_between_planning_and_reading_is_told(tmp_path: Path) -> None:
-    from headrace.spark.epochs import Stretch
+    from headrace.spark.sources.epoch_streams import RecordRange
 
     oldest, last = retired(tmp_path / "store")
-    kept = Kept({"path": str(tmp_path / "store")})
+    kept = ReplyLog({"path": str(tmp_path / "store")})
     with pytest.raises(StreamError, match=f"epoch 2 are not kept any more: those of epoch {oldest} are the oldest"):
-        list(kept.read(Stretch(2, last, 0)))
+        list(kept.read(RecordRange(2, last, 0)))
     for first in (last, last + 1, last + 5):
         with pytest.raises(StreamError, match=f"of epoch {max(first, last + 1)} were there and are not any more"):
-            list(kept.read(Stretch(first, last + 6, 0)))
-    assert sum(batch.num_rows for batch in kept.read(Stretch(oldest, last, 0))) > 0
+            list(kept.read(RecordRange(first, last + 6, 0)))
+    assert sum(batch.num_rows for batch in kept.read(RecordRange(oldest, last, 0))) > 0

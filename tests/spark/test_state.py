@@ -14,7 +14,7 @@ import pytest
 from headrace import App, Config, Context, Runtime
 from headrace.core.placement import shard_of
 from headrace.errors import HeadraceError
-from headrace.spark.state import State
+from headrace.spark.sources.state_table import StateSource
 
 pytestmark = pytest.mark.spark
 
@@ -208,7 +208,7 @@ def test_an_operator_without_entities_is_an_empty_table_of_its_type(spark: Any, 
 )
 def test_wrong_options_say_what_to_change(shop: Any, options: dict[str, str], says: str) -> None:
     with pytest.raises(HeadraceError, match=says):
-        State({"path": shop[0]} | options).schema()
+        StateSource({"path": shop[0]} | options).schema()
 
 
 def test_any_epoch_since_the_oldest_snapshot(spark: Any, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_any_epoch_since_the_oldest_snapshot(spark: Any, tmp_path: Path) -> None
         ("account", first, "older than the oldest snapshot .* of epoch 4"),
     ):
         with pytest.raises(HeadraceError, match=says):
-            State({"path": where, "operator": operator, "asOfEpoch": str(epoch)}).schema()
+            StateSource({"path": where, "operator": operator, "asOfEpoch": str(epoch)}).schema()
 
 
 def test_a_table_is_one_epoch_and_a_live_one_the_newest(spark: Any, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from headrace.bench import cores
-from headrace.bench.through import NEAR, Plan, search, summary, through
-from headrace.spark.faucet import Stream, Tap, Turn, rows_due, transfers
+from headrace.bench.through import NEAR, Durations, search, summary, through
+from headrace.spark.sources.paced import DueRows, PaceFile, Stream, rows_due, transfers
 from headrace.spark.tasks import settle
 
 
@@ -37,7 +37,7 @@ def test_two_accounts_pay_each_other() -> None:
 def test_a_row_is_due_when_the_schedule_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr("time.time", lambda: now)
-    tap = Tap(tmp_path / "schedule")
+    tap = PaceFile(tmp_path / "schedule")
     assert tap.turn(100.0) == 0
     now += 2.0
     assert tap.turn(10.0) == 200  # rows 0 to 199 were due
@@ -54,7 +54,7 @@ def test_a_row_is_due_when_the_schedule_says(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_stream_gives_what_is_due_and_no_more_than_it_may(tmp_path: Path) -> None:
-    tap = Tap(tmp_path / "schedule")
+    tap = PaceFile(tmp_path / "schedule")
     tap.give(1_000)
     stream = Stream({"path": str(tap.path), "keys": "10", "partitions": "3", "maxRowsPerBatch": "300"})
     start = stream.initialOffset()
@@ -66,7 +66,7 @@ def test_the_stream_gives_what_is_due_and_no_more_than_it_may(tmp_path: Path) ->
     src, dst = transfers(0, 300, 10)
     assert rows == [{"src": int(one), "dst": int(other)} for one, other in zip(src, dst, strict=True)]
     assert stream.latestOffset({"row": 900}, stream.getDefaultReadLimit()) == {"row": 1_000}
-    assert rows_due(Turn(10.0, 5.0, 7), 9.0) == 7  # a clock that went back takes nothing away
+    assert rows_due(DueRows(10.0, 5.0, 7), 9.0) == 7  # a clock that went back takes nothing away
 
 
 @pytest.mark.parametrize("limit", [900.0, 41_234.0, 99_999.0, 100_000.0, 161_000.0, 390_000.0])
@@ -111,7 +111,7 @@ def test_a_process_of_the_user_is_left_alone() -> None:
 
 def test_every_row_comes_back_and_all_adds_up(spark: Any, tmp_path: Path) -> None:
     told: list[int] = []
-    plan = Plan(seconds=1.0, warm_up_s=1.0, tiny_s=1.0, first_per_s=1_000, steps_max=1, naive_rows=500)
+    plan = Durations(seconds=1.0, warm_up_s=1.0, tiny_s=1.0, first_per_s=1_000, steps_max=1, naive_rows=500)
     result = through(100, plan, tmp_path, told.append, spark)
     assert sum(told) == plan.total()
     assert result["conserved"]

@@ -1,0 +1,184 @@
+"""`headrace chaos`: start, torture, heal, ask for everything again, judge."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headrace.chaos import tested_app
+from headrace.chaos.killer import Killer
+from headrace.chaos.servers import ChaosFailed, Servers
+from headrace.chaos.traffic import (
+    ACCOUNTS,
+    BankClient,
+    ChaosClient,
+    ClientPool,
+    Connections,
+    ListClient,
+    SentRequest,
+    ask_patiently,
+)
+from headrace.chaos.verdict import AT_ONCE, ChaosVerdict, expected_appends, expected_receipts, judge
+from headrace.durability.store import open_store
+from headrace.model.operator import Function
+
+CLIENTS: tuple[type[ChaosClient], ...] = (BankClient, ListClient, BankClient, ListClient, BankClient, ListClient)
+SHORT_S = 20.0
+SETTLE_S_MAX = 60.0  # for those who wait for an answer when the trouble is over
+PATIENCE_S = 30.0
+FOUND_MAX = 20  # texts of what is wrong
+Say = Callable[[str], None]
+
+
+def chaos(
+    seconds: float, seed: int, workers: int, store: str | None, folder: Path, say: Say = lambda _: None
+) -> tuple[dict[str, Any], ChaosVerdict]:
+    """The figures, and what is wrong. Without a store the coordinator is left alone: what it knows would be gone."""
+    began_s = time.monotonic()
+    options = ["--workers", str(workers), *([] if store is None else ["--store", store])]
+    servers = Servers(folder, options)
+    traffic = ClientPool(servers.addresses)
+    place = None if store is None else open_store(store)
+    nemesis = Killer(servers, traffic, random.Random(seed), place, seconds < SHORT_S)
+    clients = [kind(traffic, f"client{n}", f"{seed} {n}") for n, kind in enumerate(CLIENTS)]
+    with ended_by_signals():
+        try:
+            verdict = torture(seconds, servers, traffic, nemesis, clients, say)
+        finally:
+            traffic.is_over.set()
+            traffic.give_up.set()
+            left = servers.end()
+            for client in clients:
+                if client.is_alive():
+                    client.join(PATIENCE_S)
+    verdict.violations += nemesis.wrong
+    verdict.violations += [f"process {process.pid} is still there" for process in left]
+    return figures(seed, time.monotonic() - began_s, traffic, nemesis, verdict), verdict
+
+
+def torture(
+    seconds: float, servers: Servers, traffic: ClientPool, nemesis: Killer, clients: list[ChaosClient], say: Say
+) -> ChaosVerdict:
+    servers.await_service(servers.start())
+    for client in clients:
+        client.start()
+    until_s = time.monotonic() + seconds
+    stuck: list[str] = []
+    try:
+        while time.monotonic() < until_s:
+            nemesis.step()
+            say(f"{traffic.acknowledged:,} acknowledged, {sum(nemesis.counts.values())} troubles")
+        nemesis.heal()
+    except ChaosFailed as error:
+        stuck.append(str(error))
+    say("healing")
+    traffic.is_over.set()
+    settle_s = time.monotonic() + (0 if stuck else SETTLE_S_MAX)
+    for client in clients:
+        client.join(max(0.1, settle_s - time.monotonic()))
+    traffic.give_up.set()
+    verdict = judge_all(servers, traffic, say) if not stuck else ChaosVerdict()
+    verdict.violations += stuck
+    return verdict
+
+
+def judge_all(servers: Servers, traffic: ClientPool, say: Say) -> ChaosVerdict:
+    """What is there, before anything is asked again; then all ids again, after which the same is there."""
+    history = list(traffic.history)
+    last = SentRequest("audit-at-the-end", (tested_app.audit, ACCOUNTS[0], ACCOUNTS), 0)
+    reader = Reader(servers)
+    try:
+        reader.ask([asked for asked in history if not asked.answered])
+        say("reading what is there")
+        there = reader.receipts(history), reader.lists(history)
+        say(f"asking for all {len(history):,} ids again")
+        differing = reader.ask(history)
+        then = reader.receipts(history), reader.lists(history)
+        reader.ask([last])
+    finally:
+        reader.connections.close()
+    say("judging")
+    verdict = judge([*history, last], *there)
+    for text in [
+        *traffic.wrong,
+        *(f"{asked.request_id} was answered otherwise when asked again" for asked in differing),
+    ]:
+        verdict.duplicated[text.split()[0]] = text
+    if then != there and not differing:
+        verdict.violations.append("asking again for what had been answered changed the state")
+    return verdict
+
+
+class Reader:
+    """Asks when the trouble is over."""
+
+    def __init__(self, servers: Servers) -> None:
+        self.servers, self.connections, self._reads = servers, Connections(PATIENCE_S), 0
+
+    def ask(self, requests: list[SentRequest]) -> list[SentRequest]:
+        """All of them. Returns those that were answered before, and otherwise."""
+        differing = []
+        for at in range(0, len(requests), AT_ONCE):
+            batch = requests[at : at + AT_ONCE]
+            now_ns = time.monotonic_ns()
+            for asked in batch:
+                asked.sent = asked.sent or now_ns
+            replies = ask_patiently(self.connections, self.servers.addresses, batch, time.monotonic() + SETTLE_S_MAX)
+            if replies is None:
+                raise ChaosFailed(f"no answer in {SETTLE_S_MAX:.0f} s, though the trouble is over")
+            differing += [asked for at, asked in enumerate(batch) if not asked.take(replies, at)]
+        return differing
+
+    def receipts(self, history: list[SentRequest]) -> dict[str, list[int]]:
+        return self._read(tested_app.page, {key for asked in history for key, _ in expected_receipts(asked)})
+
+    def lists(self, history: list[SentRequest]) -> dict[str, list[int]]:
+        return self._read(tested_app.look, {key for asked in history for key, _ in expected_appends(asked)})
+
+    def _read(self, function: Function, keys: set[str]) -> dict[str, list[int]]:
+        self._reads += 1
+        wanted = [SentRequest(f"read-{self._reads}-{key}", (function, key), 0) for key in sorted(keys)]
+        self.ask(wanted)
+        return {asked.call[1]: asked.result for asked in wanted}
+
+
+def figures(seed: int, seconds: float, traffic: ClientPool, nemesis: Killer, verdict: ChaosVerdict) -> dict[str, Any]:
+    answered = [asked for asked in traffic.history if asked.answered]
+    return {
+        "acknowledged": len(answered),
+        "aborted": sum(asked.failure is not None for asked in answered),
+        "retries": traffic.retries,
+        "answered_by_zombies": traffic.from_zombies,
+        **nemesis.figures(),
+        "lost": len(verdict.lost),
+        "duplicated": len(verdict.duplicated),
+        "violations": len(verdict.violations),
+        "found": verdict.found()[:FOUND_MAX],
+        "seed": seed,
+        "seconds": round(seconds, 1),
+    }
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """A request to end is treated like Ctrl-C: everything is cleared away."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

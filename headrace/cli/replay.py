@@ -1,0 +1,196 @@
+"""`headrace restore`, `headrace verify` and `headrace upgrade`: what an app's code makes of a store's log."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from headrace.cli.logs import in_json
+from headrace.config import Config
+from headrace.core.epoch import Epoch
+from headrace.durability.reading.store_reader import Replay, StoreReader
+from headrace.errors import Stopped
+from headrace.model.app import App
+from headrace.model.fingerprint import fingerprint
+from headrace.runtime.inprocess import Runtime
+from headrace.runtime.loading import load
+from headrace.wire.messages import Failure
+from headrace.wire.values import shown
+
+OTHER_SEED = "1"  # of hashes, for the second replay; workers have 0
+SHOWN_MAX = 20
+encode = msgspec.msgpack.Encoder().encode
+
+
+def restore_into(target: str, store: str, epoch: int, into: str, as_json: bool) -> None:
+    past = StoreReader(store, load(target))
+    made = past.begin_anew(past.replay(epoch), into)
+    if as_json:
+        print(in_json(made))
+        return
+    Console(highlight=False, soft_wrap=True).print(
+        f"{made['store']} goes on from the end of epoch {made['epoch']}, with {made['entities']:,} entities: "
+        f"headrace run {target} --store {into}",
+        markup=False,
+    )
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+class Difference(msgspec.Struct):
+    """The first row of a function that came out otherwise, and how many there were."""
+
+    function: str
+    tid: int
+    epoch: int
+    key: str
+    was: str
+    now: str
+    count: int = 1
+
+
+def verify_stretch(target: str, store: str, first: int | None, last: int | None, twice: bool, as_json: bool) -> bool:
+    app = load(target)
+    past = StoreReader(store, app)
+    replay = past.replay(last, None if first is None else first - 1, is_strict=False)
+    begin = max(first or 1, replay.began + 1)
+    stretch = [epoch for epoch in replay.epochs if epoch.number >= begin]
+    recorded = past.recorded(begin, replay.epoch)
+    found: dict[str, Difference] = {}
+    for epoch in stretch:
+        if epoch.number in recorded:
+            compare(epoch, outcomes_of(recorded[epoch.number]), found)
+    unrecorded = [epoch for epoch in stretch if twice or epoch.number not in recorded]
+    if unrecorded:
+        again = dict(replay_elsewhere(target, store, first, last))
+        for epoch in unrecorded:
+            compare(epoch, again.get(epoch.number, []), found)
+    result = {
+        "epochs": [begin, replay.epoch] if stretch else [],
+        "transactions": sum(map(len, stretch)),
+        "compared_with_replies": sum(epoch.number in recorded for epoch in stretch),
+        "compared_with_a_second_replay": len(unrecorded),
+        "other_code": other_code(past, app, replay) if stretch else [],
+        "differences": [msgspec.to_builtins(each) for each in found.values()],
+    }
+    if as_json:
+        print(in_json(result))
+    else:
+        tell(result, past)
+    return not found
+
+
+Outcomes = list[tuple[str, str]]  # of an epoch's rows: a digest, and as it reads
+
+
+def outcomes_of(epoch: Epoch) -> Outcomes:
+    return [outcome_of(epoch.results[row], epoch.failures.get(row)) for row in range(len(epoch))]
+
+
+def outcome_of(result: Any, failure: Failure | None) -> tuple[str, str]:
+    """The message of a failure is not compared: exceptions that show an object show its address."""
+    data = encode([result, None if failure is None else (failure.code, failure.type, failure.function, failure.key)])
+    text = shown(result) if failure is None else f"an abort ({failure.type}: {failure.message})"
+    return hashlib.blake2b(data, digest_size=12).hexdigest(), text
+
+
+def compare(epoch: Epoch, before: Outcomes, found: dict[str, Difference]) -> None:
+    """The first difference of each function counts, and their number."""
+    now = outcomes_of(epoch)
+    before = [*before, *[("", "nothing")] * (len(now) - len(before))]
+    for row, ((digest, text), (other, was)) in enumerate(zip(now, before, strict=True)):
+        if digest == other or row in epoch.decreed:
+            continue
+        name = epoch.entries[row].name
+        if name in found:
+            found[name].count += 1
+        else:
+            found[name] = Difference(name, epoch.tids[row], epoch.number, shown(epoch.keys[row]), was, text)
+
+
+def other_code(past: StoreReader, app: App, replay: Replay) -> list[str]:
+    """How the code that logged these epochs differs from what ran them now."""
+    mine, found = fingerprint(app), []
+    for digest in sorted(replay.codes - {mine.digest}):
+        known = past.print_of(digest)
+        found += [f"code {digest} is not known"] if known is None else known.differences(mine)
+    return found
+
+
+def replay_elsewhere(target: str, store: str, first: int | None, last: int | None) -> Iterator[tuple[int, Outcomes]]:
+    """A second replay, by another process that has another hash seed: what depends on either comes out otherwise."""
+    script = f"from headrace.cli.replay import tell_outcomes; tell_outcomes({target!r}, {store!r}, {first!r}, {last!r})"
+    seed = OTHER_SEED if os.environ.get("PYTHONHASHSEED") != OTHER_SEED else "2"
+    environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            number, outcomes = msgspec.json.decode(line, type=tuple[int, Outcomes])
+            yield number, outcomes
+    if process.returncode:
+        raise Stopped(f"the second replay ended with exit code {process.returncode}")
+
+
+def tell_outcomes(target: str, store: str, first: int | None, last: int | None) -> None:
+    """What the second process does: a line for each epoch."""
+    replay = StoreReader(store, load(target)).replay(last, None if first is None else first - 1, is_strict=False)
+    for epoch in replay.epochs:
+        sys.stdout.buffer.write(msgspec.json.encode((epoch.number, outcomes_of(epoch))) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def tell(result: dict[str, Any], past: StoreReader) -> None:
+    out = Console(highlight=False, soft_wrap=True)
+    if not result["epochs"]:
+        out.print(f"{past.store.url} has no epoch after its snapshot to run again", markup=False)
+        return
+    first, last = result["epochs"]
+    out.print(
+        f"epochs {first} to {last} were run again: {result['transactions']:,} transactions; "
+        f"{result['compared_with_replies']} epochs compared with what was answered, "
+        f"{result['compared_with_a_second_replay']} with a second replay",
+        markup=False,
+    )
+    for text in result["other_code"][:SHOWN_MAX]:
+        out.print(f"other code logged them: {text}", markup=False, style="yellow")
+    for each in result["differences"]:
+        out.print(
+            f"{each['function']} of {each['key']} (TID {each['tid']}, epoch {each['epoch']}) gave {each['was']}, "
+            f"and now {each['now']}; {each['count']} such calls in all",
+            markup=False,
+            style="red",
+        )
+    good = "every result is the same"
+    bad = "some functions depend on more than the log: give them ctx.random, ctx.now, ctx.uuid or ctx.call_external"
+    out.print(bad if result["differences"] else good, style="red" if result["differences"] else "green")
+
+
+# --- upgrade ----------------------------------------------------------------------------------------------------------
+
+
+def upgrade_store(target: str, store: str, as_json: bool) -> None:
+    """A snapshot at the log's end, made by the code that wrote the log."""
+    app = load(target)
+    past = StoreReader(store, app)
+    newest = max((each for each in past.snapshots.manifests() if each.is_complete), key=lambda m: m.place, default=None)
+    if newest is not None and newest.epoch == past.last_epoch():
+        epoch, is_new = newest.epoch, False
+    else:
+        with Runtime(app, Config(shards=past.config.shards), store=store) as runtime:
+            epoch, is_new = runtime.snapshot()["epoch"], True
+    if as_json:
+        print(in_json({"epoch": epoch, "is_new": is_new}))
+        return
+    made = "is a snapshot now" if is_new else "is a snapshot already"
+    Console(highlight=False, soft_wrap=True).print(
+        f"the end of the log, epoch {epoch}, {made}: start the new code with headrace run ... --store {store}",
+        markup=False,
+    )

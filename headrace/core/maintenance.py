@@ -1,0 +1,217 @@
+"""What happens between two epochs of a coordinator: reading state, taking a copy of it, another number of workers.
+
+Rules:
+1. It begins once no epoch is under way: every worker shows what it was asked for, and the next epoch waits for that.
+2. Of what has changed since it was last asked for, the coordinator makes its copy of the state; with a log, the copy is
+   a snapshot, too.
+3. When an epoch is final, its workers tell what it has changed of operators that log their changes. Channels keep their
+   order, so whoever has shown the state has told all changes before.
+
+Never here: how epochs run, what becomes of a worker that is lost.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from headrace.core.channel import Channels
+from headrace.core.engine import Engine, Read, ReadResult, Refuse
+from headrace.core.epoch import Epoch
+from headrace.core.epoch_changes import Changes, OperatorChanges
+from headrace.core.journal import TakeSnapshot
+from headrace.core.placement import ShardMap
+from headrace.core.program import MISSING
+from headrace.errors import ConfigError
+from headrace.wire import messages
+from headrace.wire.messages import Entities, Show, Shown
+
+
+class Rescale(NamedTuple):
+    token: Any
+    workers: int
+
+
+class Start(NamedTuple):
+    """A fresh worker with this number is needed; if there is one, it is stopped first. It begins with this term: frames
+    of older ones, meant for its predecessor, may still be under way."""
+
+    worker: int
+    term: int
+
+
+class Stop(NamedTuple):
+    """This worker is not needed any more."""
+
+    worker: int
+
+
+class Rescaled(NamedTuple):
+    token: Any
+    workers: int
+    moved: int  # shards
+
+
+Event = Read | Rescale | TakeSnapshot | None  # None is a copy of the state
+
+
+class StateGathering(NamedTuple):
+    """What workers show, between two epochs."""
+
+    entities: Entities
+    missing: set[int]
+    then: Callable[[int, Entities, list[Any]], None]
+
+
+class ChangesGathering(NamedTuple):
+    """What workers tell of the changes of an epoch that is final."""
+
+    changes: Changes
+    missing: set[int]
+
+
+class Maintenance(Engine):
+    """A mixin of the coordinator."""
+
+    workers: int
+    shards: ShardMap
+    channels: Channels
+
+    def __init__(self, *args: Any, **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.log: list[Epoch] = []  # since the copy of the state was taken: the program's state is the copy
+        self.logged = 0  # their transactions
+        self.copied_tid = 0
+        self.backlog: deque[Event | Epoch] = deque()  # what comes next
+        self.gathering: StateGathering | None = None
+        self.asked_for: Event = None  # what is being gathered for
+        self.asked = 0
+        self.telling: dict[int, ChangesGathering] = {}  # by epoch
+        self.overran: set[int] = set()  # TIDs that did not return in time
+        self.chances: dict[int, int] = {}  # of TIDs that overran in a replay
+        self.poisoned: set[int] = set()
+
+    @property
+    @abstractmethod
+    def term(self) -> int:
+        """That of the channels."""
+
+    @abstractmethod
+    def check(self, workers: int) -> None:
+        """May there be so many? ConfigError says why not."""
+
+    @abstractmethod
+    def _begin_term(self, now_us: int, effects: list[Any]) -> None:
+        """Everybody starts from the copy of the state."""
+
+    # --- state ---
+
+    def _do_between(self, now_us: int, event: Any, effects: list[Any]) -> None:
+        self.asked_for = event
+        if isinstance(event, Read):
+            self._gather(now_us, Show(self._token(), event.operator, event.key), effects, self._found(event.token))
+        elif isinstance(event, Rescale):
+            try:
+                self.check(event.workers)
+            except ConfigError as error:
+                effects.append(Refuse(event.token, error))
+                return
+            self._gather(now_us, Show(self._token(), is_delta=True), effects, self._rescaled(event))
+        else:
+            self._gather(now_us, Show(self._token(), is_delta=True), effects, self._taken(event))
+
+    def _token(self) -> int:
+        self.asked += 1
+        return self.asked
+
+    def _gather(self, now_us: int, show: Show, effects: list[Any], then: Any) -> None:
+        self.gathering = StateGathering([], set(range(1, self.workers + 1)), then)
+        for worker in self.gathering.missing:
+            effects.append(self.channels.send(now_us, worker, show))
+
+    def _take_shown(self, now_us: int, worker: int, shown: Shown, effects: list[Any]) -> None:
+        gathering = self.gathering
+        if gathering is None or shown.token != self.asked:
+            return
+        gathering.entities.extend(shown.entities)
+        if shown.is_last:
+            gathering.missing.discard(worker)
+        if not gathering.missing:
+            self.gathering = None
+            gathering.then(now_us, gathering.entities, effects)
+
+    def _found(self, token: Any) -> Any:
+        def then(now_us: int, entities: Entities, effects: list[Any]) -> None:
+            self.found.append((self._position(), self.journal.check(), ReadResult(token, self._visible(entities))))
+
+        return then
+
+    def _taken(self, event: TakeSnapshot | None) -> Any:
+        def then(now_us: int, entities: Entities, effects: list[Any]) -> None:
+            self._copied(entities)
+            if event is not None:
+                self.journal.wanted.append(event.token)
+            if self.journal.wants_snapshot(now_us, self._last_number()):
+                self._take_snapshot(now_us, entities)
+            else:
+                self.journal.carry(entities)
+
+        return then
+
+    def _copied(self, changed: Entities) -> None:
+        """This changed since the last copy, by all that has run."""
+        copy = self.program.bases
+        for operator, key, state in changed:
+            if state == MISSING:
+                copy[operator].pop(key, None)
+            else:
+                copy[operator][key] = state
+        ran = len(self.log) - sum(isinstance(item, Epoch) for item in self.backlog)
+        if ran:
+            self.copied_tid = self.log[ran - 1].tids[-1]
+        self.log = self.log[ran:]
+        self.logged = sum(map(len, self.log))
+        self.overran = {tid for tid in self.overran if tid > self.copied_tid}
+        self.poisoned = {tid for tid in self.poisoned if tid > self.copied_tid}
+        self.chances = {tid: left for tid, left in self.chances.items() if tid > self.copied_tid}
+
+    def _rescaled(self, event: Rescale) -> Any:
+        def then(now_us: int, entities: Entities, effects: list[Any]) -> None:
+            self._copied(entities)
+            self.journal.carry(entities)
+            before, was = self.shards, self.workers
+            self.shards, self.workers = before.rescaled(event.workers), event.workers
+            effects += [Start(worker, self.term + 1) for worker in range(was + 1, self.workers + 1)]
+            effects += [Stop(worker) for worker in range(self.workers + 1, was + 1)]
+            self._begin_term(now_us, effects)
+            moved = sum(one != other for one, other in zip(before.owners, self.shards.owners, strict=True))
+            effects.append(Rescaled(event.token, self.workers, moved))
+
+        return then
+
+    # --- changes ---
+
+    def _take_changes(self) -> Changes | None:
+        return None  # they are told later
+
+    def _expect_changes(self, epoch: int, workers: Iterable[int]) -> None:
+        """These will tell what this epoch changed on their shards."""
+        if self.journal.logs_changes:
+            self.telling[epoch] = ChangesGathering({}, set(workers))
+
+    def _take_changed(self, worker: int, told: messages.Changed) -> None:
+        telling = self.telling.get(told.epoch)
+        if telling is None:
+            return
+        for operator, keys, befores, afters in told.changes:
+            changed = telling.changes.setdefault(operator, OperatorChanges([], [], []))
+            changed.keys.extend(keys)
+            changed.befores.extend(befores)
+            changed.afters.extend(afters)
+        if told.is_last:
+            telling.missing.discard(worker)
+        if not telling.missing:
+            del self.telling[told.epoch]
+            self.journal.changed(told.epoch, telling.changes)

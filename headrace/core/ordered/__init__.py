@@ -1,0 +1,1 @@
+"""The ordered mode: one worker's part of epochs whose transactions are spread over several workers."""

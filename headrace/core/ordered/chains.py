@@ -1,0 +1,167 @@
+"""Chains: for each entity, the calls of the unfinished epochs in the order of everything, with what each saw and left.
+
+A record is read record and version in one. A chain is a list: the value before all of it, then its records by order,
+which is (TID, place). `Call` is the record of a call's first part; a `Continuation` is that of a part after an await.
+
+Rules:
+1. A record sees what its own transaction left on the entity, else what the newest transaction below left that did not
+   abort.
+2. Two values are the same if they are the same bytes: 1, 1.0 and True differ, a NaN equals itself.
+
+Never here: how calls run, messages, workers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from headrace.core.program import Entry
+from headrace.core.signature import Args
+from headrace.wire.messages import Failure
+from headrace.wire.values import Key
+
+Order = tuple[int, bytes]
+Chain = list[Any]  # [base value, record, record, ...]
+
+order_of = attrgetter("order")
+encode = msgspec.msgpack.Encoder().encode
+
+NOT_YET: Any = object()  # no result so far
+NOTHING: Any = MappingProxyType({})  # stands for a dict that most never need
+
+
+Caller = tuple[int, int, int, int]
+"""Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
+
+PREDICTED = 1  # the try of calls that are predicted: both sides know it without a message
+
+
+class Call(msgspec.Struct, eq=False):
+    """A call of a transaction, on the worker that owns its entity. As a struct, because they are made by the million;
+    the defaults are those of one that ran in its turn and is done with."""
+
+    order: Order
+    entry: Entry
+    key: Key
+    args: Args
+    seen: Any = None  # the entity's sealed state before
+    new: Any = None  # and after
+    read: bool = True  # whether what it saw matters
+    result: Any = NOT_YET
+    made: Any = None  # the calls it made that are under way: by number; in a list if all are one-way
+    caller: Caller | None = None  # if somebody awaits it
+    frame: AwaitFrame | None = None  # of a coroutine that has awaited something
+    deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
+    failure: Failure | None = None
+    failed_at: bytes = b""
+    answered: Any = NOT_YET  # what the caller was told
+    is_linked: bool = True  # is it in its entity's chain?
+    is_queued: bool = False  # is it going to be looked at?
+    is_gone: bool = False
+    must_run: bool = False
+
+    @property
+    def call(self) -> Call:
+        return self
+
+
+def new_call(order: Order, entry: Entry, key: Key, args: Args) -> Call:
+    """A call that has not run, and is in no chain."""
+    return Call(order, entry, key, args, is_linked=False, must_run=True)
+
+
+class Continuation(msgspec.Struct, eq=False):
+    """What a call does after an await."""
+
+    order: Order
+    call: Call
+    seen: Any = None
+    new: Any = None
+    read: bool = True
+    deltas: tuple[Any, ...] = ()
+    is_linked: bool = False
+    is_queued: bool = False
+    is_gone: bool = False
+
+
+Record = Call | Continuation
+Made = tuple[bool, Entry, Key, Args]  # is it awaited?
+
+
+class AwaitFrame(msgspec.Struct, eq=False):
+    """A coroutine's run: what it awaited and was told, and where it stands. `first` and `attempts` say which answers
+    count, by a number that no other try has, of whichever call stood at this place before."""
+
+    first: int  # the try of each awaited call, unless `attempts` has another
+    awaited: int = 0  # which calls it awaited so far: bit n is that of call number n
+    answers: dict[int, Any] = {}  # by the call's number; sealed
+    attempts: dict[int, int] = NOTHING  # of calls that were made anew, or taken back
+    segments: dict[int, Continuation] = NOTHING  # what it did after the answer to the call with this number
+    coroutine: Any = None  # while it waits
+    context: Any = None
+    queue: list[Any] | None = None
+    unawaited: Any = NOTHING
+    waits_for: int = 0
+    is_running: bool = False
+
+    def attempt(self, n: int) -> int:
+        return self.attempts.get(n, self.first)
+
+    def renew(self, n: int, number: int) -> None:
+        """The call is made once more, or taken back: only answers to the try with this number count from now on."""
+        self.answers.pop(n, None)
+        self.attempts = {**self.attempts, n: number}
+
+
+def chain_of(call: Call) -> Chain:
+    """The chain of a call's entity, which holds it. (A record that is alone stands there without a list.)"""
+    chain = call.entry.chains[call.key]
+    if type(chain) is not list:
+        chain = call.entry.chains[call.key] = [chain.seen, chain]
+    return chain
+
+
+def locate(chain: Chain, order: Order) -> int:
+    """Where a record of this order is, or would be."""
+    return bisect_left(chain, order, 1, key=order_of)
+
+
+def value_before(chain: Chain, at: int, tid: int, aborted: set[int]) -> Any:
+    """What transaction `tid` sees at this index."""
+    while at > 1:
+        at -= 1
+        record = chain[at]
+        writer = record.order[0]
+        if writer == tid or writer not in aborted:
+            return record.new
+    return chain[0]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Of two sealed values."""
+    if one is other:
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind is float:
+        return encode(one) == encode(other)
+    return bool(one == other)
+
+
+def same_args(one: Args, other: Args) -> bool:
+    return one is other or (len(one) == len(other) and all(map(same, one, other)))
+
+
+def same_call(one: Made, other: Made) -> bool:
+    return same_target(one, other) and same_args(one[3], other[3])
+
+
+def same_target(one: Made, other: Made) -> bool:
+    """Calls of the same kind, function and entity: another one in its place needs only other arguments."""
+    return one[0] == other[0] and one[1] is other[1] and type(one[2]) is type(other[2]) and one[2] == other[2]

@@ -1,0 +1,491 @@
+"""What calls of one worker cause elsewhere: further calls, answers, failures, aborts.
+
+The part of the ordered mode that talks. `Exchange` keeps what is known of each call's consequences and tells others
+only what has changed; `core/ordered/repair.py` runs the calls.
+
+Rules:
+1. A call that runs again is compared with what it did before, call by call: what is the same stays under way, what has
+   other arguments is replaced in its place, what is no longer made is cancelled, with all that it made.
+2. An answer belongs to one try of one call. A failure belongs to one place on one worker; the root's worker gathers
+   them, and the transaction is aborted while there is any.
+
+Never here: how a function runs, what an entity's chain holds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from headrace.core import order
+from headrace.core.ordered.chains import (
+    NOT_YET,
+    PREDICTED,
+    Call,
+    Caller,
+    Made,
+    Record,
+    new_call,
+    same,
+    same_call,
+    same_target,
+)
+from headrace.core.ordered.prediction import Predictions
+from headrace.core.placement import ShardMap
+from headrace.core.program import Entry, Program
+from headrace.core.signature import Args
+from headrace.wire import messages as wire
+from headrace.wire.messages import (
+    Answered,
+    AnsweredAll,
+    Cancelled,
+    Failure,
+    Mended,
+    Rows,
+    TransactionAborted,
+    TransactionRevived,
+)
+from headrace.wire.values import Key, size_of
+
+
+class Caps(NamedTuple):
+    """How much is tried on one worker before a transaction is held: decision 0022. They never change a result."""
+
+    tries: int = 64  # how often one transaction's functions are started
+    lone_tries: int = 512  # if it is alone in its epoch: then it is wrong only while its own calls are out of order
+    repairs: int = 4  # how often in vain, for one transaction,
+    repairs_per_call: int = 2  # and for each of its calls here
+    epoch_repairs: int = 64  # how often for all transactions of an epoch,
+    epoch_part: int = 2  # and once more for each this many transactions
+
+
+NOBODY: Caller = (0, 0, 0, 0)
+Turn = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
+
+
+class EpochPart:
+    """One epoch, as far as this worker knows it."""
+
+    def __init__(
+        self,
+        number: int,
+        tids: range,
+        owners: list[int],
+        predictions: Predictions,
+        time_us: int = 0,
+        caps: Caps = Caps(),
+    ) -> None:
+        self.number, self.tids, self.time_us = number, tids, time_us
+        self.owners = owners  # the workers of the roots, in the order of the TIDs
+        self.predictions = predictions
+        self.unpredicted: set[int] = set()  # of own roots: nobody else runs what they are going to call
+        self.rows: list[Turn] = []  # what starts here by itself: own roots, and predicted calls
+        self.at = 0  # the next of them
+        self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place
+        self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
+        self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
+        self.suspects: set[int] = set()  # TIDs that wait until all below them is final, and are gathered then
+        self.held: set[int] = set()  # those of them whose repairs did not end
+        self.caps, self.tries_max = caps, caps.tries if len(tids) > 1 else caps.lone_tries
+        self.vain = 0  # runs whose outcome was dropped: the call was run again, or was not made after all
+        self.vain_of: dict[int, int] = {}  # the same, per TID
+        self.queued: dict[int, dict[bytes, int]] = {}  # one-way calls of calls that wait, by transaction and place
+        self.touched: dict[int, set[tuple[str, Any]]] = {}  # entities that suspects wanted to call
+        self.bytes: dict[int, int] = {}  # per TID, where it counts
+        self.answered_bytes = 0  # of answers to other workers, so far
+        self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
+        self.overruled: set[tuple[int, bytes]] = (
+            set()
+        )  # predicted calls that came, or were cancelled, before their turn
+        self.waiting: dict[Call, None] = {}  # calls whose coroutine waits for an answer
+        self.outbox: dict[int, list[Any]] = {}
+        self.answers: dict[bytes, AnsweredAll] = {}  # those in there that may grow, by the place of the predicted calls
+
+    def owner(self, tid: int) -> int:
+        return self.owners[self.tids.index(tid)]
+
+
+class Exchange(ABC):
+    program: Program
+    me: int
+    workers: int
+    shards: ShardMap
+    calls_max: int
+    bytes_max: int
+    aborted: set[int]
+    attempts: int
+    repairs: int
+    waits: int
+
+    @abstractmethod
+    def _queue(self, record: Record) -> None:
+        """See to this record in its turn."""
+
+    @abstractmethod
+    def _go_on(self, part: EpochPart, call: Call) -> None:
+        """A call that waits has its answer."""
+
+    @abstractmethod
+    def _remove(self, part: EpochPart, call: Call) -> None:
+        """Take a call out of its entity's chain, and end it if it waits."""
+
+    @abstractmethod
+    def _look_again(self, part: EpochPart, tid: int) -> None:
+        """Whether others see a transaction's writes has changed."""
+
+    def calls_of(self, part: EpochPart, tid: int) -> dict[bytes, Call]:
+        """A transaction's calls here, by place. (One that is alone, or some that ran in turn, need no dict.)"""
+        calls = part.calls.get(tid)
+        if type(calls) is dict:
+            return calls
+        if calls is None:
+            return {}
+        calls = calls if type(calls) is list else [calls]
+        by_place = part.calls[tid] = {call.order[1]: call for call in calls}
+        return by_place
+
+    def result_of(self, part: EpochPart, tid: int) -> Any:
+        """Of an own root's transaction, None as long as it has none."""
+        calls = part.calls.get(tid)
+        if type(calls) is list:
+            calls = calls[0]
+        elif type(calls) is dict:
+            calls = calls.get(order.ROOT)
+        return None if calls is None or calls.result is NOT_YET else calls.result
+
+    def calls_here(self, part: EpochPart, tid: int) -> int:
+        calls = part.calls.get(tid)
+        return 0 if calls is None else 1 if type(calls) is Call else len(calls)
+
+    def _register(self, part: EpochPart, call: Call) -> None:
+        self._keep(part, call)
+        self._count_calls(part, call.order[0], self.calls_here(part, call.order[0]))
+
+    def _keep(self, part: EpochPart, call: Call) -> None:
+        tid, place = call.order
+        calls = part.calls.get(tid)
+        if calls is None:
+            part.calls[tid] = call
+        elif type(calls) is list:
+            calls.append(call)
+        else:
+            self.calls_of(part, tid)[place] = call
+
+    def _count_calls(self, part: EpochPart, tid: int, count: int) -> None:
+        """If all workers together have more than the limit, one of them has more than its share of it. What a call that
+        waits has queued counts, too: if another one fails meanwhile, it will never be made."""
+        if part.queued:
+            count += sum(part.queued.get(tid, {}).values())
+        if count * self.workers > self.calls_max:
+            part.suspects.add(tid)
+        elif count + part.vain_of.get(tid, 0) > part.tries_max:
+            self._hold(part, tid)
+
+    def _count_bytes(self, part: EpochPart, tid: int, size: int) -> None:
+        """If all workers together are over the limit, one of them is over its share of it."""
+        if size:
+            part.bytes[tid] = total = part.bytes.get(tid, 0) + size
+            if total * self.workers > self.bytes_max:
+                part.suspects.add(tid)
+
+    def _count_vain(self, part: EpochPart, tid: int) -> bool:
+        """A run of this transaction was in vain. If it had its share of them, or the epoch has, it is held."""
+        part.vain += 1
+        part.vain_of[tid] = vain = part.vain_of.get(tid, 0) + 1
+        calls, caps = self.calls_here(part, tid), part.caps
+        is_few = vain <= caps.repairs + caps.repairs_per_call * calls and vain + calls <= part.tries_max
+        if is_few and part.vain <= caps.epoch_repairs + len(part.calls) // caps.epoch_part:
+            self.repairs += 1
+            return True
+        self._hold(part, tid)
+        return False
+
+    def _hold(self, part: EpochPart, tid: int) -> None:
+        """Look at this transaction no more: what it has left here stands until it is gathered."""
+        if tid not in part.suspects:
+            self.waits += 1
+            part.suspects.add(tid)
+            part.held.add(tid)
+
+    def _later(self, call: Call | None) -> None:
+        if call is not None:
+            self._queue(call)
+
+    # --- calls made ---------------------------------------------------------------------------------------------------
+
+    def _dispatch_sent(self, part: EpochPart, call: Call, queue: list[Any]) -> None:
+        """Make the one-way calls of a call that has returned, as far as they differ from those under way."""
+        made, size = call.made, len(queue)
+        if size > part.tries_max:
+            self._hold(part, call.order[0])  # it is better gathered
+            return
+        if made is None:
+            if not size:
+                return
+            made = call.made = {}
+        elif len(made) == size and call.frame is not None and call.frame.awaited.bit_count() == size:
+            return  # all of them were awaited
+        n = 0
+        for entry, key, args, *is_awaited in queue:
+            n += 1
+            if is_awaited:
+                continue
+            wanted = (False, entry, key, args)
+            old = made.get(n)
+            if old is None:
+                made[n] = wanted
+                self._later(self._make(part, call, n, wanted))
+            elif not same_call(old, wanted):
+                self._later(self._replace(part, call, n, old, wanted))
+        if len(made) > n:
+            for other in [m for m in made if m > n]:
+                self._cancel(part, call, other, made.pop(other))
+
+    def _replace(self, part: EpochPart, call: Call, n: int, old: Made | None, wanted: Made) -> Call | None:
+        if old is not None and not same_target(old, wanted):
+            self._cancel(part, call, n, old)
+        call.made[n] = wanted
+        return self._make(part, call, n, wanted)
+
+    def _make(self, part: EpochPart, call: Call, n: int, made: Made) -> Call | None:
+        """Make a call, or make it anew with other arguments. Returns it if it is for this worker."""
+        tid, place = call.order
+        is_awaited, entry, key, args = made
+        worker = self._owner(entry, key)
+        at, caller = order.sent(place, n, self.me) if not is_awaited else order.awaited(place, n, self.me), None
+        if is_awaited:
+            caller = self._caller(call, n)
+        if worker == self.me:
+            return self.arrive(part, tid, at, entry, key, args, caller)
+        if tid not in part.spread:
+            part.spread.add(tid)
+            if tid in self.aborted and part.owner(tid) == self.me:
+                self._tell_all(part, TransactionAborted(tid))
+        _, size, depth, attempt = caller or NOBODY
+        self.tell(part, worker, wire.Made(tid, at, entry.number, key, args, size, depth, attempt))
+        return None
+
+    def _caller(self, call: Call, n: int) -> Caller:
+        """A call, as the caller of its call number `n`."""
+        frame: Any = call.frame
+        depth = 1 if call.caller is None else call.caller[2] + 1
+        return (self.me, len(call.order[1]), depth, frame.attempts.get(n, frame.first))
+
+    def _new_attempt(self) -> int:
+        """A number for a try of an awaited call that no other has, as long as this executor lives."""
+        self.attempts += 1
+        return self.attempts
+
+    def _owner(self, entry: Entry, key: Key) -> int:
+        return entry.owners.get(key) or self.shards.owner(entry.operator, key)
+
+    def _cancel(self, part: EpochPart, call: Call, n: int, made: Made) -> None:
+        tid, place = call.order
+        is_awaited, entry, key, _ = made
+        if is_awaited and call.frame is not None:
+            call.frame.renew(n, self._new_attempt())
+        at = order.awaited(place, n, self.me) if is_awaited else order.sent(place, n, self.me)
+        worker = self._owner(entry, key)
+        if worker == self.me:
+            self.cancel(part, tid, at)
+        else:
+            self.tell(part, worker, Cancelled(tid, at))
+
+    def arrive(
+        self,
+        part: EpochPart,
+        tid: int,
+        place: bytes,
+        entry: Entry,
+        key: Key,
+        args: Args,
+        caller: Caller | None,
+    ) -> Call | None:
+        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. It is
+        returned to be run."""
+        if tid in part.suspects:
+            part.touched.setdefault(tid, set()).add((entry.operator.name, key))
+            return None
+        if part.predictions and part.at < len(part.rows):
+            part.overruled.add((tid, place))  # if it was predicted and has not started
+        calls = self.calls_of(part, tid)
+        call = calls.get(place)
+        if call is not None:
+            if call.entry is entry and type(call.key) is type(key) and call.key == key:
+                call.args, call.caller = args, caller
+                call.answered, call.must_run = NOT_YET, True
+                return call
+            self._drop(part, call)
+            self._count_vain(part, tid)
+        call = new_call((tid, place), entry, key, args)
+        call.caller = caller
+        calls[place] = call
+        if len(calls) == 1:
+            part.calls[tid] = calls
+        self._count_calls(part, tid, len(calls))
+        return None if tid in part.suspects else call
+
+    def cancel(self, part: EpochPart, tid: int, place: bytes) -> None:
+        if part.predictions and part.at < len(part.rows):
+            part.overruled.add((tid, place))
+        call = self.calls_of(part, tid).pop(place, None)
+        if call is not None:
+            self._drop(part, call)
+            self._count_vain(part, tid)
+
+    def _drop(self, part: EpochPart, call: Call) -> None:
+        """A call was not made after all: nor were those that it made."""
+        self._remove(part, call)
+        if call.failure is not None:
+            self._mend(part, call)
+        for n, made in (by_number(call.made) if type(call.made) is list else call.made or {}).items():
+            self._cancel(part, call, n, made)
+        call.made = None
+
+    def forget(self, part: EpochPart, tids: range) -> None:
+        """Remove all that is known of transactions here, without telling anybody: everybody does the same."""
+        for tid in [tid for tid in tids if tid in part.calls]:
+            calls = self.calls_of(part, tid)
+            del part.calls[tid]
+            for call in calls.values():
+                self._remove(part, call)
+        for of_tid in (part.failures, part.bytes, part.queued, part.touched, part.vain_of):
+            for tid in tids if of_tid else ():
+                of_tid.pop(tid, None)
+        for among in (part.suspects, part.held, self.aborted):
+            among.difference_update(tids)
+
+    # --- answers, failures, aborts ------------------------------------------------------------------------------------
+
+    def _answer(self, part: EpochPart, call: Call) -> None:
+        tid, place = call.order
+        worker, size, _, attempt = call.caller or NOBODY
+        n, _ = order.read_number(place, size)
+        if worker == self.me:
+            self._later(self.answered(part, tid, place[:size], n, attempt, call.result))
+        else:
+            part.answered_bytes += size_of(call.result)
+            self.tell(part, worker, Answered(tid, place[:size], n, attempt, call.result))
+
+    def answered(self, part: EpochPart, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:
+        """An answer has come. Returns the call that awaits it, if it can go on now."""
+        call: Call | None = None
+        calls = part.calls.get(tid)
+        if type(calls) is Call and calls.order[1] == place:
+            call = calls
+        elif calls is not None:
+            call = self.calls_of(part, tid).get(place)
+        if call is None and part.predictions and place == order.ROOT:  # that has not started yet
+            part.early_answers.setdefault(tid, {})[n] = result
+        if call is None or (frame := call.frame) is None or type(call.made) is not dict:
+            return None  # to a call that was not made after all
+        made = call.made.get(n)
+        if made is None or not made[0] or frame.attempt(n) != attempt:
+            return None
+        if n in frame.answers and same(frame.answers[n], result):
+            return None
+        frame.answers[n] = result
+        if frame.coroutine is not None and frame.waits_for == n:
+            return call
+        if not frame.is_running and (frame.coroutine is None or n < frame.waits_for):
+            call.must_run = True
+            self._queue(call)
+        return None
+
+    def _mend(self, part: EpochPart, call: Call) -> None:
+        """A call that failed does not any more."""
+        tid, place, call.failure = call.order[0], call.failed_at, None
+        if part.owner(tid) == self.me:
+            self.mended(part, tid, place, self.me)
+        else:
+            self.tell(part, part.owner(tid), Mended(tid, place))
+
+    def failed(self, part: EpochPart, tid: int, place: bytes, worker: int, failure: Failure) -> None:
+        """A call of an own root's transaction failed."""
+        failures = part.failures.setdefault(tid, {})
+        failures[place, worker] = failure
+        if len(failures) == 1 and tid not in self.aborted:
+            self.abort(part, tid)
+            if part.predictions or tid in part.spread:
+                self._tell_all(part, TransactionAborted(tid))
+
+    def mended(self, part: EpochPart, tid: int, place: bytes, worker: int) -> None:
+        failures = part.failures.get(tid, {})
+        failures.pop((place, worker), None)
+        if not failures and tid in self.aborted:
+            part.failures.pop(tid, None)
+            self.revive(part, tid)
+            if part.predictions or tid in part.spread:
+                self._tell_all(part, TransactionRevived(tid))
+
+    def abort(self, part: EpochPart, tid: int) -> None:
+        self.aborted.add(tid)
+        self._look_again(part, tid)
+
+    def revive(self, part: EpochPart, tid: int) -> None:
+        self.aborted.discard(tid)
+        self._look_again(part, tid)
+
+    # --- the others ---------------------------------------------------------------------------------------------------
+
+    def tell(self, part: EpochPart, worker: int, row: Any) -> None:
+        rows = part.outbox.get(worker)
+        if rows is None:
+            part.outbox[worker] = [row]
+        else:
+            rows.append(row)
+
+    def _tell_all(self, part: EpochPart, row: Any) -> None:
+        for worker in range(1, self.workers + 1):
+            if worker != self.me:
+                self.tell(part, worker, row)
+
+    def hear(self, part: EpochPart, source: int, rows: Sequence[Rows]) -> None:
+        """What another worker has told."""
+        entries = self.program.numbered
+        for row in rows:
+            tid = row.tid
+            if isinstance(row, wire.Made):
+                size, entry = row.caller_size, entries[row.function]
+                caller = (source, size, row.depth, row.attempt) if size else None
+                self._later(self.arrive(part, tid, row.place, entry, row.key, row.args, caller))
+            elif isinstance(row, Answered):
+                call = self.answered(part, tid, row.place, row.number, row.attempt, row.result)
+                if call is not None:
+                    self._go_on(part, call)
+            elif isinstance(row, AnsweredAll):
+                self._hear_all(part, row)
+            elif isinstance(row, Cancelled):
+                self.cancel(part, tid, row.place)
+            elif isinstance(row, wire.Failed):
+                self.failed(part, tid, row.place, source, row.failure)
+            elif isinstance(row, Mended):
+                self.mended(part, tid, row.place, source)
+            elif isinstance(row, TransactionAborted):
+                self.abort(part, tid)
+            elif isinstance(row, TransactionRevived):
+                self.revive(part, tid)
+
+    def _hear_all(self, part: EpochPart, row: AnsweredAll) -> None:
+        """Answers to predicted calls of roots, most of which wait for just that."""
+        calls, n, root = part.calls, row.number, order.ROOT
+        for tid, result in zip(row.tids, row.results, strict=True):
+            call = calls.get(tid)
+            frame: Any = call.frame if type(call) is Call and call.order[1] is root else None
+            is_first = frame is not None and frame.first == PREDICTED and not frame.attempts
+            if is_first and frame.waits_for == n and frame.coroutine is not None:
+                frame.answers[n] = result
+            else:
+                call = self.answered(part, tid, root, n, PREDICTED, result)
+            if call is not None:
+                self._go_on(part, call)
+
+
+def by_number(queue: list[Any]) -> dict[int, Made]:
+    """One-way calls as they were queued, by their numbers."""
+    return {n: (False, entry, key, args) for n, (entry, key, args) in enumerate(queue, start=1)}
+
+
+def same_failure(one: Failure, other: Failure) -> bool:
+    return (one.code, one.type, one.message) == (other.code, other.type, other.message)

@@ -1,0 +1,429 @@
+"""Execution in the ordered mode: one worker's part of epochs whose transactions are spread over several.
+
+Every call runs as soon as it is known, on what its entity's chain holds below it now. What comes late is inserted where
+it belongs, and what that changes is repaired: nothing else runs again.
+
+Rules:
+1. A call is a function of its arguments, the state it sees and the answers to what it awaited; it gives new state, a
+   result and further calls. It runs again exactly if one of the former has changed, and tells others only what changed
+   of the latter.
+2. What is lowest in the order of everything goes first. So the lowest call that is still wrong is mended next, and
+   with every message delivered and nothing left to do, each call is what a loop over the log makes of it.
+3. A call that fails marks its transaction as aborted, with the root's worker, until a repair takes that back; the
+   lowest failure is the reply. An aborted transaction's writes are seen by nobody else.
+4. What only the transaction as a whole decides (limits that count over all of it, a call that was never awaited), and
+   what had its share of repairs, makes the transaction a suspect: it is gathered once everything below is final
+   (`core/ordered/gathering.py`).
+
+Never here: sockets, terms, when an epoch is final.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+from collections.abc import Iterator
+from typing import Any
+
+from headrace.core import order
+from headrace.core.epoch_changes import Changes, OperatorChanges
+from headrace.core.ordered.chains import NOT_YET, PREDICTED, AwaitFrame, Call, Caller, locate, new_call, value_before
+from headrace.core.ordered.exchange import EpochPart, Turn
+from headrace.core.ordered.prediction import Lessons, Predictions
+from headrace.core.ordered.repair import Repair
+from headrace.core.placement import ShardMap
+from headrace.core.program import MISSING, Entry, Program
+from headrace.wire.messages import AnsweredAll
+from headrace.wire.values import HIGH, LOW, Key
+
+
+@functools.cache
+def sent_by_root(worker: int) -> list[bytes]:
+    """The places of the first one-way calls of roots on this worker, by number."""
+    return [b"", *(order.sent(order.ROOT, n, worker) for n in range(1, 256))]
+
+
+class OrderedExecutor(Repair):
+    """What a worker runs of the epochs that are not final."""
+
+    def __init__(self, program: Program, me: int) -> None:
+        super().__init__(program, me)
+        self.parts: dict[int, EpochPart] = {}  # in order
+        self.predictions: Predictions = {}
+        self.sent_by_root = sent_by_root(me)
+
+    def place(self, shards: ShardMap) -> None:
+        self.shards = shards
+        for entry in self.program.entries:
+            entry.owners = shards.cache_of(entry.operator)
+
+    def bind(self) -> None:
+        """Take the program's functions over from the other mode."""
+        self.program.watch_epochs(False)
+        for entry in self.program.entries:
+            entry.bind(self._context(entry))
+            entry.chains = self.chains[entry.operator]
+            if entry.sealed is not entry and entry.lessons is None and entry not in self.predictions:
+                entry.lessons = Lessons(self.program.config.predict_after_runs)
+
+    def decreed(self, entry: Entry, why: str) -> Entry:
+        """The entry for a transaction that aborts by decree."""
+        entry = entry.decreed(why)
+        entry.bind(self._context(entry))
+        return entry
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def begin(self, part: EpochPart) -> None:
+        self.parts[part.number] = part
+
+    def work(self, budget: int) -> None:
+        """A slice of what there is to do: what is lowest first."""
+        for part in self._open_parts():
+            while part.at < len(part.rows):
+                while self.lowest() and self.heap[0][0] < part.rows[part.at][:2]:
+                    if budget <= 0:
+                        return
+                    budget -= 1
+                    self.repair()
+                if budget <= 0:
+                    return
+                budget -= self._run_rows(part, budget)
+        while budget > 0 and self.lowest():
+            budget -= 1
+            self.repair()
+
+    def has_work(self) -> bool:
+        return self.lowest() > 0 or any(part.at < len(part.rows) for part in self._open_parts())
+
+    def _open_parts(self) -> Iterator[EpochPart]:
+        """Epochs whose rows may start: those behind one that is going to be gathered wait for it."""
+        for part in self.parts.values():
+            yield part
+            if part.suspects:
+                return
+
+    def is_idle(self, part: EpochPart) -> bool:
+        lowest = self.lowest()
+        return part.at == len(part.rows) and not 0 < lowest <= part.tids[-1]
+
+    def _run_rows(self, part: EpochPart, budget: int) -> int:
+        """Rows in their order, and what they call here, as long as each is the last of its chain. What is not so simple
+        goes the long way. Returns how many rows were started."""
+        rows, at, heap = part.rows, part.at, self.heap
+        start, stop = at, min(len(rows), at + budget)
+        while at < stop and not (heap and heap[0][0] < rows[at][:2]):
+            todo = self._run_row(part, rows[at])
+            at += 1
+            for row in todo:  # which grows
+                todo += self._run_row(part, row)
+        part.at = at
+        self.running = 0
+        return at - start
+
+    def _run_row(self, part: EpochPart, row: Turn) -> list[Turn]:
+        """Returns what it calls here and is next."""
+        tid, place, entry, key, args = row
+        if part.suspects and tid in part.suspects:
+            return []  # it will be gathered
+        if part.overruled and (tid, place) in part.overruled and place is not order.ROOT:
+            return []
+        call = self._run_in_turn(part, tid, place, entry, key, args)
+        if call is None:
+            self._start(part, row)
+        elif call.frame is None and call.failure is None:
+            transaction = self.transaction
+            if place[0] == 1 and place is not order.ROOT:  # predicted, and somebody awaits it
+                if transaction.queue or transaction.is_marked or entry.lessons is not None:
+                    self._complete(part, call, call.result)
+                else:
+                    call.answered = call.result
+                    self._answer_predicted(part, call)
+                return []
+            if entry.lessons is not None or transaction.is_marked:
+                self._returned(part, call)
+            if transaction.queue or (place is order.ROOT and entry in part.predictions):
+                return self._send_on(part, call)
+        return []
+
+    def _answer_predicted(self, part: EpochPart, call: Call) -> None:
+        """The first answer of a predicted call: small ones travel together."""
+        tid, place = call.order
+        if type(call.result) is not int and call.result is not None:
+            self._answer(part, call)
+            return
+        column = part.answers.get(place)
+        if column is None:
+            column = part.answers[place] = AnsweredAll(tid, place[1], [], [])  # predicted calls are few: one byte
+            self.tell(part, call.caller[0], column)  # type: ignore[index]
+        column.tids.append(tid)
+        column.results.append(call.result)
+
+    def _run_in_turn(
+        self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
+    ) -> Call | None:
+        """The hot path: run a call that is the last of its chain. If it is not, nothing is done. A call that has not
+        failed and has no frame has just returned; what follows from that is left to the caller of this."""
+        chains = entry.chains
+        chain = chains.get(key)
+        if chain is not None:
+            last = (chain[-1] if type(chain) is list else chain).order
+            if last[0] >= tid and (caller is None or last > (tid, place)):
+                return None
+        if tid in self.aborted:
+            return None
+        table, context, transaction = entry.table, entry.context, self.transaction
+        if transaction.is_marked:
+            transaction.reset()
+        transaction.queue.clear()
+        context.key, context._order = key, (at := (tid, place))
+        before = table.get(key)
+        if before is None:
+            before = entry.find(key)
+        context._state = before
+        context._read, context._deltas = False, ()
+        self.running = tid
+        self.ran += 1
+        coroutine, is_waiting, awaited = None, False, None
+        try:
+            result = entry.run(*args)
+            if not entry.is_plain:
+                coroutine = result
+                try:
+                    awaited = coroutine.send(None)
+                    is_waiting, result = True, NOT_YET
+                except StopIteration as returned:
+                    result = returned.value
+            is_small = type(result) is int and result < HIGH and result > LOW
+            if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
+                result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
+        except BaseException as error:
+            call = self._registered(part, tid, place, entry, key, args)
+            self._expect(part, call, caller)
+            self._link(call, call)
+            call.must_run = False
+            self._fail(part, call, 0, before, error, context, None)
+            return call
+        state = context._state
+        call = Call(at, entry, key, args, before, state, context._read, result)
+        if chain is None:
+            chains[key] = call
+        elif type(chain) is list:
+            chain.append(call)
+        else:
+            chains[key] = [chain.seen, chain, call]
+        if state is not before:
+            if entry.written is not None:
+                entry.written[key] = state
+            if state is MISSING:
+                entry.store(key, state)
+            else:
+                table[key] = state
+        if not context._read:
+            deltas = context._deltas
+            if deltas:
+                call.deltas = deltas
+            elif deltas is not None:  # neither put nor merged: what it leaves is what it saw
+                call.read = True
+        calls = part.calls.get(tid)
+        if calls is None and self.calls_max >= self.workers:
+            part.calls[tid] = call
+        elif type(calls) is Call:
+            part.calls[tid] = [calls, call]
+            self._count_calls(part, tid, 2)
+        else:
+            self._register(part, call)
+        if caller is not None:
+            call.caller = caller
+        elif place is order.ROOT:
+            if is_waiting and part.predictions and tid not in part.unpredicted:
+                self._predict(part, call)
+        elif place[0] == 1:
+            call.caller = (part.owner(tid), 1, 1, PREDICTED)
+        if is_waiting:
+            self._begin_waiting(part, call, context, coroutine, awaited)
+        return call
+
+    def _returned(self, part: EpochPart, call: Call) -> None:
+        """What is noted of a call that returned when it was run in its turn."""
+        if call.entry.lessons is not None:
+            self._learn(call.entry, call.key, call.args, self.transaction.queue)
+        if self.transaction.is_marked:
+            self._count_marks(part, call.order[0], self.transaction)
+
+    def _expect(self, part: EpochPart, call: Call, caller: Caller | None = None) -> None:
+        """Before a call starts: who awaits it, and which of its calls others make too because they are predicted."""
+        tid, place = call.order
+        if caller is not None:
+            call.caller = caller
+        elif place is order.ROOT:
+            self._predict(part, call)
+        elif place[0] == 1:
+            call.caller = (part.owner(tid), 1, 1, PREDICTED)
+
+    def _predict(self, part: EpochPart, call: Call) -> None:
+        """Calls of a root that other workers run without being told count as made."""
+        for template in part.predictions.get(call.entry, ()):
+            made = template.fill(call.key, call.args)
+            if made is None:
+                continue
+            is_awaited, entry, key, _ = made
+            if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) != self.me:
+                n = template.n
+                if call.made is None:
+                    call.made = {n: made}
+                else:
+                    call.made[n] = made
+                if is_awaited:
+                    if call.frame is None:
+                        call.frame = AwaitFrame(PREDICTED)
+                    if part.early_answers:
+                        early = part.early_answers.get(call.order[0])
+                        if early is not None and n in early:
+                            call.frame.answers[n] = early[n]
+
+    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+        made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
+        verdict = entry.lessons.note(key, args, made)
+        if verdict is not None:
+            if verdict:
+                self.learned += entry.lessons.templates(entry)
+            entry.lessons = None
+
+    def _send_on(self, part: EpochPart, call: Call) -> list[Turn]:
+        """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
+        they were predicted. What was predicted otherwise goes the long way."""
+        queue, me = self.transaction.queue, self.me
+        tid, place = call.order
+        if len(queue) > part.tries_max:
+            self._hold(part, tid)
+        if part.suspects and tid in part.suspects:
+            return []  # it will be gathered
+        is_root = place is order.ROOT
+        templates = part.predictions.get(call.entry, ()) if is_root else ()
+        predicted, told = len(templates), []
+        todo: list[Turn] = []
+        for n, (entry, key, args) in enumerate(queue, start=1):
+            if n <= predicted and not templates[n - 1].gives(call.key, call.args, entry, key, args):
+                break
+            if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == me:
+                at = self.sent_by_root[n] if is_root and n < 256 else order.sent(place, n, me)
+                todo.append((tid, at, entry, key, args))
+            elif n > predicted:
+                told.append(n)
+        else:
+            if len(queue) >= predicted:
+                call.made = queue.copy()
+                for n in told:
+                    self._later(self._make(part, call, n, (False, *queue[n - 1])))
+                return todo
+        self._expect(part, call)
+        self._dispatch_sent(part, call, queue)
+        return []
+
+    def _start(self, part: EpochPart, row: Turn) -> None:
+        """A row, the long way."""
+        tid, place, entry, key, args = row
+        if tid in part.suspects:
+            return
+        call = self._registered(part, tid, place, entry, key, args)
+        self._expect(part, call)
+        self._run(part, call)
+
+    def lowest(self) -> int:
+        """The TID of what is to be done next; 0 if there is nothing."""
+        heap = self.heap
+        while heap and heap[0][2].is_gone:
+            heapq.heappop(heap)
+        return heap[0][0][0] if heap else 0
+
+    def repair(self) -> None:
+        """Do the lowest thing that there is to do."""
+        _, _, record = heapq.heappop(self.heap)
+        record.is_queued = False
+        if record.is_gone:
+            return
+        call, part = record.call, self._part_of(record.order[0])
+        if part is None or record.order[0] in part.suspects:
+            return
+        if call.must_run:
+            self._run(part, call)
+            return
+        self._check(part, record)
+        frame = call.frame
+        if frame is not None and frame.coroutine is not None and frame.waits_for in frame.answers:
+            self._resume(part, call, frame)
+
+    def time_of(self, tid: int) -> int:
+        part = self._part_of(tid)
+        assert part is not None
+        return part.time_us
+
+    def _part_of(self, tid: int) -> EpochPart | None:
+        for part in self.parts.values():
+            if tid in part.tids:
+                return part
+        return None
+
+    # --- the end of calls and epochs ----------------------------------------------------------------------------------
+
+    def install(self, part: EpochPart, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
+        """What a stretch that ends with this TID left of an entity."""
+        call = new_call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
+        self._keep(part, call)
+        chain, at = self._link(call, call)
+        call.seen, call.new = value_before(chain, at, tid, self.aborted), state
+        call.read = call.must_run = False
+        self._ripple(call, chain, at)
+
+    def let_all_go(self) -> None:
+        """Nothing that has begun is going to end."""
+        for part in self.parts.values():
+            for call in list(part.waiting):
+                self._let_go(part, call)
+
+    def changes_of(self, part: EpochPart) -> Changes:
+        """What an epoch that is final has changed, of operators that are watched. All before it are history."""
+        last, aborted, changes = part.tids[-1], self.aborted, dict[str, OperatorChanges]()
+        for name in self.program.watched:
+            keys, befores, afters = changes[name] = OperatorChanges([], [], [])
+            for key, chain in self.chains[self.program.operators[name]].items():
+                is_list = type(chain) is list
+                tid = (chain[1] if is_list else chain).order[0]
+                if tid > last:
+                    continue
+                before = chain[0] if is_list else chain.seen
+                if is_list:
+                    after = value_before(chain, locate(chain, (last + 1, b"")), 0, aborted)
+                else:
+                    after = before if tid in aborted else chain.new
+                if after is not before:
+                    keys.append(key)
+                    befores.append(before)
+                    afters.append(after)
+        return {name: changed for name, changed in changes.items() if changed.keys}
+
+    def finish(self, part: EpochPart) -> None:
+        """An epoch is final: its records are history."""
+        for call in list(part.waiting):  # those of aborted transactions wait in vain
+            self._let_go(part, call)
+        del self.parts[part.number]
+        if not self.parts:
+            self.heap.clear()
+            self.aborted.clear()
+            for chains in self.chains.values():
+                chains.clear()
+            return
+        last = part.tids[-1]
+        for chains in self.chains.values():
+            for key, chain in list(chains.items()):
+                if type(chain) is not list:
+                    if chain.order[0] <= last:
+                        del chains[key]
+                elif chain[-1].order[0] <= last:
+                    del chains[key]
+                elif chain[1].order[0] <= last:
+                    at = locate(chain, (last + 1, b""))
+                    chain[0] = value_before(chain, at, 0, self.aborted)
+                    del chain[1:at]
+        self.aborted.difference_update(part.tids)

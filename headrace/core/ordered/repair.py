@@ -1,0 +1,597 @@
+"""Repair: one worker's chains, and how calls run and run again on them.
+
+The half of the ordered mode that runs single calls. `exchange.py` tells others what comes of it; `executor.py` decides
+what is next.
+
+Rules:
+1. A record that sees something else than before runs again, from its start: a coroutine is sent the recorded answers,
+   and made to wait only where an answer is not known. A record that only wrote, or only merged, need not.
+2. Whatever changes what a record leaves makes the next one of its chain look again.
+3. What has not changed is not told to anybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from abc import abstractmethod
+from collections import defaultdict
+from typing import Any
+
+from headrace.core import order
+from headrace.core.contexts import Awaitable, OrderedContext, Transaction
+from headrace.core.later.expiring import ExpiringOrdered
+from headrace.core.ordered.chains import (
+    NOT_YET,
+    NOTHING,
+    PREDICTED,
+    AwaitFrame,
+    Call,
+    Caller,
+    Chain,
+    Continuation,
+    Made,
+    Record,
+    chain_of,
+    locate,
+    new_call,
+    same,
+    same_call,
+    value_before,
+)
+from headrace.core.ordered.exchange import EpochPart, Exchange, by_number, same_failure
+from headrace.core.placement import ShardMap
+from headrace.core.program import MISSING, Entry, Program
+from headrace.core.serial import describe
+from headrace.errors import BadCall, LimitReached
+from headrace.wire.messages import Failed, Failure
+from headrace.wire.values import HIGH, LOW, Key, shown, size_of
+
+NESTED_MAX = 16
+
+
+class Repair(Exchange):
+    def __init__(self, program: Program, me: int) -> None:
+        self.program, self.values, self.me = program, program.values, me
+        self.depth_max, self.calls_max = program.config.depth_max, program.config.calls_max
+        self.bytes_max = program.config.transaction_bytes_max
+        self.transaction = Transaction(self.calls_max, self.bytes_max)
+        self.shards = ShardMap([me])
+        self.workers = 1
+        self.aborted: set[int] = set()
+        self.heap: list[tuple[tuple[int, bytes], int, Record]] = []
+        self.pushed = 0
+        self.running = 0
+        self.ran = self.repairs = self.waits = 0
+        self.nested = 0  # calls that run within others now
+        self.attempts = PREDICTED  # tries of awaited calls so far
+        self.spare: defaultdict[Entry, list[OrderedContext]] = defaultdict(list)  # contexts
+        self.learned: list[Any] = []  # templates that nobody has been told of
+        self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.operators.values()}
+
+    @abstractmethod
+    def _run_in_turn(
+        self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
+    ) -> Call | None:
+        """Run a call that is the last of its chain; None, and nothing done, if it is not."""
+
+    @abstractmethod
+    def _returned(self, part: EpochPart, call: Call) -> None:
+        """What is noted of a call that returned when it was run in its turn."""
+
+    @abstractmethod
+    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+        """What calls a function made."""
+
+    # --- the turn of a record ---------------------------------------------------------------------------------------
+
+    def _queue(self, record: Record) -> None:
+        if not record.is_queued:
+            record.is_queued = True
+            self.pushed += 1
+            heapq.heappush(self.heap, (record.order, self.pushed, record))
+
+    def _go_on(self, part: EpochPart, call: Call) -> None:
+        if call.is_queued or call.order[0] in part.suspects:
+            self._queue(call)
+        else:
+            self._resume(part, call, call.frame)  # type: ignore[arg-type]
+
+    def _registered(self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any) -> Call:
+        call = new_call((tid, place), entry, key, args)
+        self._register(part, call)
+        return call
+
+    # --- chains -------------------------------------------------------------------------------------------------------
+
+    def _check(self, part: EpochPart, record: Record) -> None:
+        """Something below this record has changed: does it see the same?"""
+        call = record.call
+        tid, chain = record.order[0], chain_of(call)
+        at = locate(chain, record.order)
+        before = value_before(chain, at, tid, self.aborted)
+        if not same(before, record.seen):
+            if record.read:
+                self._run(part, call)
+                return
+            if record.deltas:
+                try:
+                    record.new = self._fold(part, call, before, record.deltas)
+                except BaseException:  # the function itself must see it fail
+                    self._run(part, call)
+                    return
+                self._ripple(call, chain, at)
+            record.seen = before
+        if tid in self.aborted:
+            self._ripple(call, chain, at)  # for others, what is below goes right through
+
+    def _fold(self, part: EpochPart, call: Call, state: Any, deltas: tuple[Any, ...]) -> Any:
+        combine, values, self.running = call.entry.operator.combine, self.values, call.order[0]
+        assert combine is not None
+        try:
+            for delta in deltas:
+                if state is MISSING:
+                    state = delta
+                else:
+                    state = values.seal(combine(values.unseal(state), values.unseal(delta)))
+                    self._count_bytes(part, call.order[0], size_of(state))
+        finally:
+            self.running = 0
+        return state
+
+    def _ripple(self, call: Call, chain: Chain, at: int) -> None:
+        """What the record at this index leaves has changed, or who sees it."""
+        if at + 1 < len(chain):
+            self._queue(chain[at + 1])
+        else:
+            call.entry.store(call.key, value_before(chain, len(chain), 0, self.aborted))
+
+    def _link(self, record: Record, call: Call) -> tuple[Chain, int]:
+        """Put a record into its entity's chain."""
+        chains, key = call.entry.chains, call.key
+        chain = chains.get(key)
+        if chain is None:
+            chain = chains[key] = [call.entry.find(key)]
+            at = 1
+        elif type(chain) is not list:
+            chain = chains[key] = [chain.seen, chain]
+            at = 1 if record.order < chain[1].order else 2
+        elif chain[-1].order < record.order:
+            at = len(chain)
+        else:
+            at = locate(chain, record.order)
+        chain.insert(at, record)
+        record.is_linked = True
+        return chain, at
+
+    def _unlink(self, record: Record) -> None:
+        record.is_gone = True
+        if record.is_linked:
+            record.is_linked = False
+            call = record.call
+            chain = chain_of(call)
+            at = locate(chain, record.order)
+            assert chain[at] is record
+            del chain[at]
+            if len(chain) == 1:
+                call.entry.store(call.key, chain[0])
+                del call.entry.chains[call.key]
+            else:
+                self._ripple(call, chain, at - 1)
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def _run(self, part: EpochPart, call: Call) -> None:
+        """Run a call from its start."""
+        if call.is_linked and not self._count_vain(part, call.order[0]):
+            return
+        call.must_run = False
+        if type(call.made) is list:
+            call.made = by_number(call.made)
+        if call.frame is not None and call.frame.coroutine is not None:
+            self._let_go(part, call)
+        entry, transaction = call.entry, self.transaction
+        transaction.queue.clear()
+        if transaction.is_marked:
+            transaction.reset()
+        self.ran += 1
+        self.running = call.order[0]
+        context = entry.context
+        context.key, context._order = call.key, (call.order[0], call.order[1])
+        if call.is_linked:
+            chain = chain_of(call)
+            at = locate(chain, call.order)
+        else:
+            chain, at = self._link(call, call)
+        before = value_before(chain, at, call.order[0], self.aborted)
+        context._state, context._read, context._deltas = before, False, ()
+        try:
+            result = entry.run(*call.args)
+            if entry.is_plain:
+                result = self._sealed(call, result)
+        except BaseException as error:
+            self._fail(part, call, 0, before, error, context, None)
+        else:
+            if entry.is_plain:
+                self._close(call, 0, context, before)
+                self._complete(part, call, result)
+            else:
+                self._drive(part, call, context, result, 0, before)
+        self.running = 0
+
+    def _sealed(self, call: Call, result: Any) -> Any:
+        """What one-way calls return is dropped unseen."""
+        if call.caller is None:
+            return self.values.seal(result) if call.order[1] == order.ROOT else None
+        return self._for_caller(result)
+
+    def _for_caller(self, result: Any) -> Any:
+        """A result that another call gets: if it cannot be taken apart and put together again, this one fails."""
+        sealed = self.values.seal(result)
+        if type(sealed) is bytes:
+            self.values.decode(sealed)
+        return sealed
+
+    def _drive(
+        self, part: EpochPart, call: Call, context: OrderedContext, coroutine: Any, n: int, before: Any = None
+    ) -> None:
+        """Go on with a coroutine until it ends or waits for what is not known yet: from the answer to its call number
+        `n`, or (0) from its start, on the state `before`."""
+        frame: Any = call.frame
+        answer = None
+        if frame is not None:
+            frame.is_running = True
+            if not n:
+                frame.awaited = 0
+        while True:
+            if n:
+                chain = call.entry.chains[call.key]
+                last = chain[-1] if type(chain) is list else chain
+                answer, before = frame.answers[n], call.new if last is call else self._state_after(call, n)
+                if type(answer) is bytes:
+                    answer = self.values.unseal(answer)
+                context._state, context._read, context._deltas = before, False, ()
+            try:
+                awaited = coroutine.send(answer)
+                self._check_await(call, context, awaited)
+            except StopIteration as stop:
+                result = stop.value
+                if type(result) is not int or result >= HIGH or result <= LOW:
+                    try:
+                        result = self._sealed(call, result)
+                    except BaseException as error:
+                        self._fail(part, call, n, before, error, context, None)
+                        return
+                if not n or context._read or context._deltas != () or frame.segments:
+                    self._close(call, n, context, before)
+                if frame is not None:
+                    frame.is_running = False
+                    if frame.segments:
+                        self._trim(frame)
+                if call.entry.context is not context:
+                    self.spare[call.entry].append(context)
+                self._complete(part, call, result)
+                return
+            except BaseException as error:
+                self._fail(part, call, n, before, error, context, coroutine)
+                return
+            self._close(call, n, context, before)
+            n = self._wait(part, call, context, coroutine, awaited)
+            if not n:
+                return
+            frame = call.frame
+
+    def _wait(self, part: EpochPart, call: Call, context: OrderedContext, coroutine: Any, awaited: Awaitable) -> int:
+        """A call awaits another: make it. Returns its number if the answer is known; else 0, and the caller waits."""
+        frame, made, queue = call.frame, call.made, self.transaction.queue
+        entry, key, args = awaited.entry, awaited.key, awaited.args
+        queue.append((entry, key, args, True))
+        n = len(queue)
+        if frame is None:
+            frame = call.frame = AwaitFrame(self._new_attempt())
+        frame.is_running = True
+        frame.awaited |= 1 << n
+        if made is None:
+            made = call.made = {}
+        old = made.get(n)
+        if old is not None:
+            if not old[0] or old[1] is not entry or old[2] is not key or old[3] is not args:
+                self._later(self._await(part, call, frame, n, (True, entry, key, args)))
+        elif (
+            (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == self.me
+            and self.nested < NESTED_MAX
+            and call.order[0] not in part.suspects
+        ):
+            made[n] = (True, entry, key, args)
+            self._run_within(part, call, n, context)
+        else:
+            self._later(self._await(part, call, frame, n, (True, entry, key, args)))
+        if n in frame.answers:
+            return n
+        self._suspend(part, call, frame, n, context, coroutine)
+        return 0
+
+    def _run_within(self, part: EpochPart, call: Call, n: int, context: OrderedContext) -> None:
+        """The call number `n` is awaited, new, and for an own entity: run it at once."""
+        transaction, frame = self.transaction, call.frame
+        assert frame is not None
+        if transaction.is_marked:
+            unawaited, transaction.unawaited = transaction.unawaited, {}
+            self._count_marks(part, call.order[0], transaction)
+        else:
+            unawaited = None
+        queue = transaction.queue.copy()
+        _, entry, key, args = call.made[n]
+        if call.entry.context is context and (entry is call.entry or not entry.is_plain):
+            self._rebind(call.entry)
+        tid, place = call.order
+        self.nested += 1
+        callee = self._run_in_turn(part, tid, order.awaited(place, n, self.me), entry, key, args, self._caller(call, n))
+        if callee is None:
+            callee = self._make(part, call, n, call.made[n])
+            if callee is not None:
+                self._run(part, callee)
+        elif callee.frame is None and callee.failure is None:
+            frame.answers[n] = callee.result
+            if entry.lessons is not None or transaction.is_marked:
+                self._returned(part, callee)
+            if transaction.queue:
+                self._dispatch_sent(part, callee, transaction.queue)
+        self.nested -= 1
+        if transaction.is_marked:
+            transaction.reset()
+        transaction.queue[:] = queue
+        if unawaited:
+            transaction.unawaited, transaction.is_marked = unawaited, True
+        self.running = tid
+
+    def _begin_waiting(self, part: EpochPart, call: Call, context: Any, coroutine: Any, awaited: Any) -> None:
+        """A call has run up to its first await."""
+        try:
+            self._check_await(call, context, awaited)
+        except BaseException as error:
+            self._fail(part, call, 0, call.seen, error, context, coroutine)
+            return
+        n = self._wait(part, call, context, coroutine, awaited)
+        if n:
+            self._drive(part, call, context, coroutine, n)
+
+    def _rebind(self, entry: Entry) -> None:
+        """The function's context stays with a call that waits: it gets another one."""
+        spare = self.spare[entry]
+        entry.bind(spare.pop() if spare else self._context(entry))
+
+    def _trim(self, frame: AwaitFrame) -> None:
+        """Forget what a call did after awaits that it no longer makes."""
+        for n in [n for n in frame.segments if not frame.awaited >> n & 1]:
+            self._unlink(frame.segments.pop(n))
+
+    def _state_after(self, call: Call, n: int) -> Any:
+        """What a call sees when its call number `n` has been answered, if it is not the last of its chain."""
+        tid, place = call.order
+        chain = chain_of(call)
+        return value_before(chain, locate(chain, (tid, order.after(place, n))), tid, self.aborted)
+
+    def _record(self, call: Call, n: int) -> Record:
+        """The record of what a call does after the answer to its call number `n`."""
+        if not n:
+            return call
+        frame = call.frame
+        assert frame is not None
+        segment = frame.segments.get(n)
+        if segment is None:
+            segment = Continuation((call.order[0], order.after(call.order[1], n)), call)
+            if not frame.segments:
+                frame.segments = {}
+            frame.segments[n] = segment
+        return segment
+
+    def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
+        """A part of a call has ended well: note what it saw and left, and tell those above."""
+        new, deltas, read = context._state, context._deltas, context._read
+        is_untouched = not read and deltas == ()  # after a put they are None, also if it put what was there
+        if n and is_untouched and n not in call.frame.segments:  # type: ignore[union-attr]
+            return
+        record = self._record(call, n)
+        if not record.is_linked:
+            chain, at = self._link(record, call)
+        else:
+            chain = chain_of(call)
+            at = locate(chain, record.order)
+        was = record.new
+        record.seen, record.new = before, new
+        record.read = read or is_untouched
+        if deltas and not read:
+            record.deltas = deltas
+        elif record.deltas:
+            record.deltas = ()
+        if record.order[0] in self.aborted or was is None or not same(was, new):
+            self._ripple(call, chain, at)
+
+    def _complete(self, part: EpochPart, call: Call, result: Any) -> None:
+        """A call has returned: its caller is answered, its one-way calls are made."""
+        if call.entry.lessons is not None:
+            self._learn(call.entry, call.key, call.args, self.transaction.queue)
+        transaction = self.transaction
+        if transaction.is_marked:
+            self._count_marks(part, call.order[0], transaction)
+        call.result = result
+        if call.failure is not None:
+            self._mend(part, call)
+        if part.queued:
+            part.queued.get(call.order[0], {}).pop(call.order[1], None)
+        made, frame, queue = call.made, call.frame, transaction.queue
+        is_only_awaited = frame is not None and frame.awaited == 2 and len(queue) == len(made) == 1
+        if not is_only_awaited and (made is not None or queue):
+            self._dispatch_sent(part, call, queue)
+        if call.caller is not None and not (call.answered is not NOT_YET and same(call.answered, call.result)):
+            call.answered = call.result
+            self._answer(part, call)
+
+    def _count_marks(self, part: EpochPart, tid: int, transaction: Transaction) -> None:
+        if transaction.doom is not None or transaction.unawaited:
+            part.suspects.add(tid)
+        self._count_bytes(part, tid, self.bytes_max - transaction.bytes_left)
+        transaction.bytes_left = self.bytes_max
+
+    def _count_queued(self, part: EpochPart, call: Call, count: int) -> None:
+        """A call waits, or fails: what it has queued is not made yet, or never."""
+        tid, place = call.order
+        if count:
+            part.queued.setdefault(tid, {})[place] = count
+        self._count_calls(part, tid, self.calls_here(part, tid))
+
+    def _fail(
+        self, part: EpochPart, call: Call, n: int, before: Any, error: BaseException, context: Any, coroutine: Any
+    ) -> None:
+        tid = call.order[0]
+        self.running = tid  # what follows may run the user's code: the text of an exception, a `finally`
+        failure = Failure(*describe(error), call.entry.name, call.key)
+        transaction = self.transaction
+        if isinstance(error, RecursionError | MemoryError | LimitReached):
+            part.suspects.add(tid)  # whether Python's stack suffices, and which limit comes first, is seen alone
+        self._count_queued(part, call, len(transaction.queue))
+        if transaction.is_marked:
+            self._count_marks(part, tid, transaction)
+            transaction.reset()
+        if call.entry.context is context:
+            self._rebind(call.entry)
+        context.retire()
+        if coroutine is not None:
+            with contextlib.suppress(BaseException):
+                coroutine.close()
+        record = self._record(call, n)
+        if not record.is_linked:
+            self._link(record, call)
+        record.seen, record.read, record.deltas = before, True, ()
+        if tid in self.aborted or record.new is None or not same(record.new, before):
+            record.new = before
+            chain = chain_of(call)
+            self._ripple(call, chain, locate(chain, record.order))
+        if call.frame is not None:
+            call.frame.is_running = False
+            self._trim(call.frame)
+            self._take_back(part, call, call.frame, n)
+        place = record.order[1]
+        if call.failure is not None:
+            if call.failed_at == place and same_failure(call.failure, failure):
+                return
+            if call.failed_at != place:
+                self._mend(part, call)
+        call.failure, call.failed_at = failure, place
+        owner = part.owner(tid)
+        if owner == self.me:
+            self.failed(part, tid, place, self.me, failure)
+        else:
+            self.tell(part, owner, Failed(tid, place, failure))
+
+    # --- coroutines that wait -----------------------------------------------------------------------------------------
+
+    def _check_await(self, call: Call, context: OrderedContext, awaited: Any) -> None:
+        transaction = self.transaction
+        unawaited = transaction.unawaited
+        if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in unawaited:
+            raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+        del unawaited[awaited]
+        if not unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
+            transaction.is_marked = False  # only the call that is awaited now had marked it
+        if call.caller is not None and call.caller[2] >= self.depth_max:
+            raise LimitReached(f"calls nested deeper than {self.depth_max}")
+
+    def _await(self, part: EpochPart, call: Call, frame: AwaitFrame, n: int, wanted: Made) -> Call | None:
+        """Make an awaited call, unless the run before made the very same. Returns it if it is to be run here."""
+        made = call.made
+        if made is None:
+            made = call.made = {}
+        old = made.get(n)
+        if old is not None and same_call(old, wanted):
+            return None
+        if old is not None:
+            frame.renew(n, self._new_attempt())
+        return self._replace(part, call, n, old, wanted)
+
+    def _suspend(
+        self, part: EpochPart, call: Call, frame: AwaitFrame, n: int, context: OrderedContext, coroutine: Any
+    ) -> None:
+        transaction = self.transaction
+        frame.coroutine, frame.context, frame.waits_for, frame.is_running = coroutine, context, n, False
+        frame.queue = transaction.queue.copy()
+        one_way = len(frame.queue) - frame.awaited.bit_count()
+        if one_way:
+            self._count_queued(part, call, one_way)
+        if transaction.is_marked:
+            frame.unawaited, transaction.unawaited = transaction.unawaited, {}
+            self._count_marks(part, call.order[0], transaction)
+        part.waiting[call] = None
+        if frame.segments:
+            if n in frame.segments:
+                self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
+            self._trim(frame)
+        if len(call.made) > 1:
+            self._take_back(part, call, frame, n)
+        if call.entry.context is context:
+            self._rebind(call.entry)
+        if call.failure is not None:
+            self._mend(part, call)
+
+    def _take_back(self, part: EpochPart, call: Call, frame: AwaitFrame, n: int) -> None:
+        """Cancel calls below number `n` that are awaited no more: a failure of theirs would come before that of what is
+        awaited now. All others can wait until the call returns."""
+        made = call.made
+        if made is not None and len(made) > frame.awaited.bit_count():
+            for m in [m for m, old in made.items() if old[0] and m < n and not frame.awaited >> m & 1]:
+                self._cancel(part, call, m, made.pop(m))
+
+    def _resume(self, part: EpochPart, call: Call, frame: AwaitFrame) -> None:
+        n, context, coroutine, transaction = frame.waits_for, frame.context, frame.coroutine, self.transaction
+        frame.coroutine = None
+        del part.waiting[call]
+        if transaction.is_marked:
+            transaction.reset()
+        transaction.queue[:] = frame.queue or ()
+        if frame.unawaited:
+            transaction.unawaited, transaction.is_marked, frame.unawaited = frame.unawaited, True, NOTHING
+        self.running = call.order[0]
+        self._drive(part, call, context, coroutine, n)
+        self.running = 0
+
+    def _let_go(self, part: EpochPart, call: Call) -> None:
+        """A coroutine that waits is void."""
+        frame = call.frame
+        assert frame is not None
+        del part.waiting[call]
+        coroutine, frame.coroutine = frame.coroutine, None
+        frame.context.retire()
+        running, self.running = self.running, call.order[0]
+        with contextlib.suppress(BaseException):
+            coroutine.close()
+        self.running = running
+
+    # --- calls that are gone ------------------------------------------------------------------------------------------
+
+    def _remove(self, part: EpochPart, call: Call) -> None:
+        if call.frame is not None and call.frame.coroutine is not None:
+            self._let_go(part, call)
+        if call.frame is not None:
+            call.frame.awaited = 0
+            self._trim(call.frame)
+        self._unlink(call)
+
+    def _look_again(self, part: EpochPart, tid: int) -> None:
+        for call in self.calls_of(part, tid).values():
+            records: list[Record] = [call] if call.frame is None else [call, *call.frame.segments.values()]
+            for record in records:
+                if record.is_linked:
+                    chain = chain_of(call)
+                    at = locate(chain, record.order)
+                    while at + 1 < len(chain) and chain[at + 1].order[0] == tid:
+                        at += 1
+                    self._ripple(call, chain, at)
+
+    def _context(self, entry: Entry) -> OrderedContext:
+        kind = OrderedContext if entry.operator.ttl_us is None else ExpiringOrdered
+        return kind(self.program, self.transaction, entry, self.time_of)
+
+    @abstractmethod
+    def time_of(self, tid: int) -> int:
+        """The logged time of its epoch."""

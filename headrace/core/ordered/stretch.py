@@ -1,0 +1,180 @@
+"""A stretch of an epoch that one worker runs to its end: by the serial mode's own code, with everything below it final.
+
+Some transactions are better run so, and some can only be: those whose repairs do not end, those that are too large to
+try, and those whose outcome depends on the transaction as a whole (how many calls or bytes it has, a call that nobody
+awaited, external calls). Their worker, the *gatherer*, gets the state of their entities from the others, runs all from
+the lowest of them to the highest in the order of their TIDs, and gives the writes back.
+
+Rules:
+1. Nothing runs that could be wrong: all state that is lent is final, as it was below the stretch.
+2. A row is tried by the serial mode's fast loop. If it comes to an entity whose state is not known here, it is undone
+   and goes on by `TrackedExecutor`, which waits for the state. So each call runs twice at most.
+3. What the stretch has used of others' entities is asked for at once the next time.
+
+Never here: messages, who lends, which transactions are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.core.epoch import Epoch
+from headrace.core.ordered.chains import same
+from headrace.core.program import MISSING, Entry, Program, Table
+from headrace.core.serial import SerialExecutor, Walk
+from headrace.wire.messages import Entities, Need
+from headrace.wire.values import Key
+
+Entity = tuple[str, Any]
+
+
+class Unknown(BaseException):
+    """The state of this entity has not been lent."""
+
+
+class Borrowed(Table):
+    """What is known of an operator's entities, as they were below the stretch."""
+
+    def __init__(self, operator: str, stretch: Stretch) -> None:
+        super().__init__()
+        self.operator, self.stretch = operator, stretch
+        self.used: dict[Key, None] = {}
+
+    def clear(self) -> None:
+        super().clear()
+        self.used.clear()
+
+    def lacks(self, key: Key) -> bool:
+        if key in self:
+            return False
+        try:
+            self[key] = self.stretch.own((self.operator, key))
+        except LookupError:
+            return True
+        return False
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        if key not in self and self.lacks(key):
+            self.stretch.executor.stop()
+            raise Unknown
+        self.used[key] = None
+        return self[key]
+
+
+class StretchExecutor(SerialExecutor):
+    """The serial mode over borrowed state."""
+
+    walk: Walk | None = None  # a row that waits
+    is_stopped = False
+    ran = 0  # functions that it has started
+
+    def __init__(self, program: Program) -> None:
+        self._count(program)
+        super().__init__(program)
+
+    def _count(self, program: Program) -> None:
+        for entry in program.entries:
+            entry.body = self._counted(entry.body)
+
+    def _counted(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        def run(context: Any, *args: Any) -> Any:
+            self.ran += 1
+            return body(context, *args)
+
+        return run
+
+    def stop(self) -> None:
+        """This row cannot go on by the fast loop."""
+        self.is_stopped = True
+        self.transaction.needs = self.transaction.is_marked = True
+
+    def _run_tracked(self, epoch: Epoch, root: Entry) -> Any:
+        if not self.is_stopped:
+            root.run = self._give_up
+        self.is_stopped = False
+        is_new = self.tracked is None
+        tracked = self._tracked()
+        if is_new:
+            self._count(tracked.program)
+        return self.go_on(tracked.walk(epoch, tracked.program.numbered[root.number]))
+
+    def go_on(self, walk: Walk) -> Any:
+        """A row that can wait. Returns what it needs: a response, or the entities whose state is not known: that of the
+        next call, and of those that are queued."""
+        self.walk = None
+        try:
+            entry, key = next(walk)
+        except StopIteration as end:
+            return end.value
+        self.walk = walk
+        queued = [(entry, key) for entry, key, _ in self._tracked().transaction.queue if entry.lacks(key)]
+        return list(dict.fromkeys((each.operator.name, of) for each, of in [(entry, key), *queued]))
+
+
+class Stretch:
+    """The gatherer's. It is used again for the next one."""
+
+    def __init__(self, program: Program) -> None:
+        self.like = program
+        self.program = Program(program.app, program.config, program, base=lambda operator: Borrowed(operator, self))
+        self.executor = StretchExecutor(self.program)
+        self.epoch = Epoch(0, 0, 0)
+        self.own: Callable[[Entity], Any]
+        self.is_new = self.is_running = False
+
+    def begin(self, epoch: Epoch, decreed: dict[int, str], own: Callable[[Entity], Any]) -> None:
+        """`epoch` has the rows; those in `decreed` abort for this reason. `own` gives the state of an entity of this
+        worker's; a LookupError says that it is another's."""
+        self.forget()
+        self.epoch, self.own, self.is_new = epoch, own, True
+        self.program.seed = self.like.seed
+        epoch.entries = [self.program.numbered[entry.number] for entry in epoch.entries]
+        for row, why in decreed.items():
+            epoch.entries[row] = self.executor.decreed(epoch.entries[row], why)
+
+    def forget(self) -> None:
+        """It is over: nothing that was lent is kept."""
+        for layer in (self.program.tables, self.program.bases, self.program.later):
+            for each in layer.values():
+                each.clear()
+        self.executor.walk, self.epoch = None, Epoch(0, 0, 0)
+
+    def lend(self, operator: str, key: Key, state: Any) -> None:
+        self.program.bases[operator].setdefault(key, MISSING if state == MISSING else state)
+
+    @property
+    def running(self) -> int:
+        """The TID that runs now, 0 if none."""
+        row = len(self.epoch.results)
+        return self.epoch.tids[row] if self.is_running and row < len(self.epoch.tids) else 0
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.epoch.results) == len(self.epoch)
+
+    def run(self, rows: int) -> Need | list[Entity] | None:
+        """So many rows further. Returns what is needed to go on: a response, or the state of entities."""
+        epoch, executor = self.epoch, self.executor
+        stop = len(epoch.results) + rows
+        self.is_new, self.is_running = False, True
+        try:
+            needs = executor.go_on(executor.walk) if executor.walk is not None else None
+            if needs is None:
+                needs = executor.run(epoch, len(epoch.results), stop)
+        finally:
+            self.is_running = False
+        return needs
+
+    def writes(self) -> Entities:
+        """(operator, key, state after) of every entity that it changed."""
+        return [
+            (operator, key, state)
+            for operator, table in self.program.tables.items()
+            for key, state in table.items()
+            if not same(self.program.bases[operator][key], state)
+        ]
+
+    def used(self) -> list[Entity]:
+        """What it has looked at."""
+        return [(operator, key) for operator, base in self.program.bases.items() for key in base.used]  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The inbox: batches of calls that arrive as files."""

@@ -1,0 +1,290 @@
+"""Calls that come as files: segments, which the tasks of a source write, and the inbox, where a closed batch waits.
+
+    calls/<query>@<batch>@<part>   rows of a batch, as Arrow files; every attempt writes its own
+    inbox/<query>@<batch>          the batch is closed: which segments it consists of, in which order
+    taken/<query>@<batch>          the last batch that was taken: how many rows it had
+    refused/<query>@<batch>        why the engine does not take it; while its name is in the inbox, it may yet
+
+Rules:
+1. A batch is closed by creating its name in the inbox, after all its segments are durable. Who finds it closed already
+   changes nothing: what was named first counts, however a repeat may have cut the rows.
+2. The engine logs what the inbox says before it takes a row, and removes the name when all rows are final. A batch that
+   is closed again after that is known by its number, and removed without a look at its rows.
+3. A source that has closed a batch waits until the one before it is gone: so it never runs far ahead.
+4. The batches of a query have no gaps: one that begins in the middle, or leaves some out, goes on with the checkpoint
+   of another run, and is refused.
+5. Segments are deleted when no snapshot that is kept could need them again, those of failed attempts with them.
+
+Never here: what the rows mean (calls.py), who writes them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from headrace.core.ingress import ONCE, gap
+from headrace.durability.identity import read_checked, with_checksum
+from headrace.durability.store import Store
+from headrace.errors import LogBroken, ObjectMissing, StreamError
+
+SEGMENTS, INBOX, TAKEN, REFUSED = "calls", "inbox", "taken", "refused"
+AT = "@"  # flat names: a folder for each batch would stay behind
+DIGITS = 12
+
+
+class InboxSegment(msgspec.Struct, frozen=True):
+    """Some rows of a batch, in one object."""
+
+    name: str
+    bytes: int
+    crc32: int
+    rows: int
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """A batch of calls that is complete. Its columns are `key`, `arg0`, `arg1`... or `args` (JSON), `function` where
+    rows call different ones, and `id` where they have ids of their own."""
+
+    query: str
+    batch: int
+    function: str  # of all rows; empty where a column says it
+    segments: list[InboxSegment]
+
+    @property
+    def source(self) -> tuple[str, int]:
+        return self.query, self.batch
+
+    @property
+    def rows(self) -> int:
+        return sum(segment.rows for segment in self.segments)
+
+
+# --- for a source -----------------------------------------------------------------------------------------------------
+
+
+def write_segment(store: Store, query: str, batch: int, part: int, table: pa.Table) -> InboxSegment:
+    """Durable when it returns. `part` is for people: the order is what the batch's closing says."""
+    sink = pa.BufferOutputStream()
+    # A disk is quicker than zstd; a network is not.
+    options = pa.ipc.IpcWriteOptions(compression=None if store.can_append else "zstd", use_threads=False)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    name = segment_name((query, batch), part)
+    store.put(name, data)  # a new name: it is made of 48 bits at random
+    return InboxSegment(name, len(data), zlib.crc32(data), table.num_rows)
+
+
+def discard(store: Store, segments: Iterable[InboxSegment]) -> None:
+    """Of an attempt that did not close its batch."""
+    for segment in segments:
+        store.delete(segment.name)
+
+
+def discard_repeat(store: Store, closed: Closed) -> None:
+    """Of an attempt that found its batch closed: by another one, or by itself if a request was repeated."""
+    try:
+        named = {segment.name for segment in read_closed(store, closed.source).segments}
+    except (ObjectMissing, LogBroken):
+        return  # it was taken just now: they go when its own do
+    discard(store, (segment for segment in closed.segments if segment.name not in named))
+
+
+def close_batch(store: Store, closed: Closed) -> bool:
+    """Durable when it returns. False if the batch was closed before. StreamError if it cannot follow what was."""
+    query, batch = closed.source
+    taken = last_taken(store, query)
+    if batch <= taken:
+        check_repeat(store, closed)
+        return False
+    if batch > taken + 1 and not store.exists(name_of((query, batch - 1))):
+        taken = last_taken(store, query)  # it may have been taken just now
+        if batch > taken + 1:
+            raise gap(query, batch, taken)
+    if store.create(name_of(closed.source), with_checksum(msgspec.to_builtins(closed))):
+        return True
+    check_repeat(store, closed)
+    return False
+
+
+def check_repeat(store: Store, closed: Closed) -> None:
+    """A batch that comes again is the same one, or its source has forgotten what it had planned: it would pass over the
+    rows that were not in the first."""
+    rows = rows_known(store, closed.source)
+    if rows is not None and rows != closed.rows:
+        raise StreamError(
+            f"batch {closed.batch} of query {closed.query} was closed with {rows} rows, and comes again with "
+            f"{closed.rows}; what was closed runs once, as it was. If it is a table, this name has run: give another "
+            "one. If it is a stream, it gives other rows each time, or its checkpoint has lost what was planned, as a "
+            "disk may when the power fails: start it with a new checkpoint location, behind what it has read"
+        )
+
+
+def rows_known(store: Store, source: tuple[str, int]) -> int | None:
+    """How many rows a batch had that was closed; None if that is not known any more."""
+    try:
+        return read_closed(store, source).rows
+    except (ObjectMissing, LogBroken):
+        pass
+    try:
+        return int(store.get(name_of(source, TAKEN)))
+    except (ObjectMissing, ValueError):
+        return None
+
+
+def await_taken(store: Store, source: tuple[str, int], patience_s: float) -> None:
+    """Until all rows of this batch are final. StreamError if the engine does not take it."""
+    query, batch = source
+    if batch < 0:
+        return
+    until_s, pause_s = time.monotonic() + patience_s, 0.001
+    while store.exists(name_of(source)):
+        check_held(store, source)
+        if time.monotonic() > until_s:
+            raise StreamError(
+                f"batch {batch} of query {query} waits in {store.url} for {patience_s:.0f} s, and no engine takes it: "
+                "is the app running? Start it with this store, then the query again: nothing is lost"
+            )
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.02 if store.can_append else 0.5)
+    if last_taken(store, query) < batch:
+        check_held(store, source)
+
+
+def check_held(store: Store, source: tuple[str, int]) -> None:
+    """StreamError if the engine would not take this batch, or cannot."""
+    if store.exists(name_of(source, REFUSED)):
+        raise StreamError(store.get(name_of(source, REFUSED)).decode())
+
+
+def last_taken(store: Store, query: str) -> int:
+    """The number of the last batch of a query that was taken; -1 if none was."""
+    found = (name.rpartition(AT) for name in store.list(f"{TAKEN}/{query}{AT}"))
+    return max((int(batch) for stem, _, batch in found if stem == f"{TAKEN}/{query}"), default=-1)
+
+
+def stem_of(source: tuple[str, int]) -> str:
+    query, batch = source
+    return f"{query}{AT}{batch:0{DIGITS}}"
+
+
+def segment_name(source: tuple[str, int], part: int) -> str:
+    return f"{SEGMENTS}/{stem_of(source)}{AT}{part:05}-{secrets.token_hex(6)}"
+
+
+def name_of(source: tuple[str, int], of: str = INBOX) -> str:
+    return f"{of}/{stem_of(source)}"
+
+
+# --- for the engine ---------------------------------------------------------------------------------------------------
+
+
+def waiting(store: Store) -> list[tuple[str, int]]:
+    """The batches in the inbox, each query's in their order."""
+    stems = [name.removeprefix(f"{INBOX}/").rpartition(AT) for name in store.list(f"{INBOX}/")]
+    return [(query, int(batch)) for query, _, batch in stems if batch.isdecimal()]
+
+
+def read_closed(store: Store, source: tuple[str, int]) -> Closed:
+    try:
+        return msgspec.convert(read_checked(store, name_of(source)), Closed)
+    except (ValueError, msgspec.ValidationError) as error:
+        raise LogBroken(f"{name_of(source)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
+
+
+def take_away(store: Store, source: tuple[str, int]) -> None:
+    """All rows of the batch are final. What says so is never lowered, however late an engine that was replaced does."""
+    query, batch = source
+    if not query.startswith(ONCE):
+        rows = rows_known(store, source)
+        store.create(name_of(source, TAKEN), b"" if rows is None else str(rows).encode())
+        store.delete(name_of((query, batch - 1), TAKEN))
+    store.delete(name_of(source))
+
+
+def refuse(store: Store, source: tuple[str, int], reason: str) -> None:
+    """It can never be taken: what there is of it goes."""
+    closed = read_closed(store, source)
+    store.put(name_of(source, REFUSED), reason.encode())
+    store.delete(name_of(source))
+    discard(store, closed.segments)
+
+
+def hold(store: Store, source: tuple[str, int], reason: str) -> None:
+    """It cannot be taken as it is. Nothing of it is lost: once it is mended it will be."""
+    store.put(name_of(source, REFUSED), reason.encode())
+
+
+def held(store: Store) -> set[tuple[str, int]]:
+    """What an engine could not take, or would not."""
+    stems = (name.removeprefix(f"{REFUSED}/").rpartition(AT) for name in store.list(f"{REFUSED}/"))
+    return {(query, int(batch)) for query, _, batch in stems if batch.isdecimal()}
+
+
+def let_go(store: Store, source: tuple[str, int]) -> None:
+    """It can be taken after all."""
+    store.delete(name_of(source, REFUSED))
+
+
+def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
+    """As it was written."""
+    trouble = ""
+    for _ in range(2):  # reading may fail as well
+        try:
+            data = store.get(segment.name)
+        except ObjectMissing:
+            trouble = "it is missing"
+            continue
+        if len(data) != segment.bytes or zlib.crc32(data) != segment.crc32:
+            trouble = "its checksum is wrong"
+            continue
+        return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    raise LogBroken(
+        f"{segment.name} in {store.url}, which holds rows of a batch in the log: {trouble}. Bring it back from a backup"
+    )
+
+
+class Live(NamedTuple):
+    number: int  # of the batch's record in the log
+    source: tuple[str, int]
+
+
+class Segments:
+    """Which batches the log may still be asked for, so that the segments of all others can go."""
+
+    def __init__(self, store: Store, known_from: int) -> None:
+        """All batches whose records come after `known_from` will be noted; of earlier ones nothing is known."""
+        self.store, self.known_from = store, known_from
+        self._live: list[Live] = []
+        self._lock = threading.Lock()
+
+    def note(self, number: int, source: tuple[str, int]) -> None:
+        with self._lock:
+            self._live.append(Live(number, source))
+
+    def retire(self, position: int, sources: dict[str, Any]) -> list[str]:
+        """Delete the segments of batches whose records come before `position`: they are in no epoch that is run again.
+        `sources` has the last batch of each query, as a snapshot at that position knows it. Returns their names."""
+        if position < self.known_from:
+            return []
+        with self._lock:
+            gone = {live.source for live in self._live if live.number < position}
+            self._live = [live for live in self._live if live.number >= position]
+            kept = {live.source for live in self._live}
+        names = []
+        for name in self.store.list(f"{SEGMENTS}/"):
+            query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(AT, 2)
+            source = query, int(number)
+            is_past = source in gone or (query in sources and source[1] <= sources[query][0])
+            if is_past and source not in kept:
+                self.store.delete(name)
+                names.append(name)
+        return names

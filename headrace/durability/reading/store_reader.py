@@ -1,0 +1,219 @@
+"""The past: a store as an onlooker reads it, whoever is writing it meanwhile. Nothing is taken over, nobody is fenced.
+
+The state at the end of any epoch that the store still reaches is a snapshot at or before it and the log's epochs up to
+it, run again by the app's own code. From there one can look around, compare with what was answered, or begin a new
+store (`headrace restore`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headrace.config import Config
+from headrace.core.engine import Engine
+from headrace.core.epoch import FINAL, Batch, Epoch
+from headrace.core.journal import Snapshot
+from headrace.core.program import Table
+from headrace.core.restore import LoggedRecord, Restored, restore
+from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
+from headrace.durability.inbox.inbox import take_away
+from headrace.durability.log.log import Log, bounds, read_log
+from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
+from headrace.durability.migration import migrate
+from headrace.durability.recovery import snapshots_of
+from headrace.durability.snapshots.snapshots import Loaded
+from headrace.durability.store import Store, open_store
+from headrace.errors import AppChanged, BadRequest, SnapshotBroken, WrongStore
+from headrace.model.app import App
+from headrace.model.fingerprint import Fingerprint, fingerprint
+
+REPLIES_AT_ONCE = 200  # copied to a new store
+
+
+class Replay(NamedTuple):
+    """An engine at the end of an epoch, and the epochs that were run again to get there, with their outcomes."""
+
+    engine: Engine
+    epoch: int
+    began: int  # the epoch of the snapshot that it began with; 0 if with nothing
+    epochs: list[Epoch]
+    codes: frozenset[str]  # fingerprints of the code that logged these epochs; if there are none, of the snapshot's
+
+    def state(self) -> dict[str, Table]:
+        """Sealed, by operator and key."""
+        tables: dict[str, Table] = {name: {} for name in self.engine.program.app.operators}
+        for operator, key, state in self.engine._select(None, None):
+            tables.setdefault(operator, {})[key] = state
+        return tables
+
+
+class StoreReader:
+    """What a store holds. With an app, its epochs can be run again."""
+
+    def __init__(self, where: str | Path | Store, app: App | None = None) -> None:
+        self.store = open_store(where) if isinstance(where, str | Path) else where
+        identity = identity_of(self.store)
+        if identity is None:
+            raise WrongStore(
+                f"{self.store.url} is empty: give the place of a store that `headrace run --store` has made"
+            )
+        self.identity = identity
+        self.config = Config(shards=int(identity["shards"]))
+        if app is not None:
+            check_identity(self.store, identity, app, self.config)
+        self.app = app
+        self.epoch0 = int(identity["epoch0"])
+        self.snapshots = snapshots_of(self.store, identity, app or App(str(identity["app"])))
+
+    def print_of(self, digest: str) -> Fingerprint | None:
+        """What the code with this fingerprint was, if that is known."""
+        try:
+            return print_of(self.store, digest)
+        except AppChanged:
+            return None
+
+    def load(self, epoch: int | None) -> Loaded | None:
+        """The newest sound snapshot of this epoch or before: what comes after it is in the log. None if the log alone
+        reaches back to the beginning."""
+        first = bounds(self.store, "log")[0]
+        complete = [each for each in self.snapshots.manifests() if each.is_complete]
+        if epoch is not None and complete and min(each.epoch for each in complete) > epoch and first == 1:
+            return None
+        reached = {each.epoch for each in complete if each.position >= first and (epoch is None or each.epoch <= epoch)}
+        for earlier in sorted(reached, reverse=True)[:-1]:
+            with contextlib.suppress(SnapshotBroken):
+                return self.snapshots.load(earlier)
+        return self.snapshots.load(min(reached, default=epoch))
+
+    def last_epoch(self, position: int | None = None) -> int:
+        """The last one in the log, as far as it is read from this record on, or in a snapshot if that is later."""
+        epochs = [each.epoch for each in self.snapshots.manifests() if each.is_complete]
+        for record in read_log(self.store, "log", position):
+            header, _ = unpack(record.data)
+            if isinstance(header, EpochHeader):
+                epochs.append(header.number)
+        return max(epochs, default=self.epoch0)
+
+    # --- again ---
+
+    def replay(self, epoch: int | None = None, before: int | None = None, is_strict: bool = True) -> Replay:
+        """Run the log again up to this epoch, or to its end; from a snapshot of epoch `before` or earlier. If it is
+        strict, only code that is the same as when the epochs were logged will do."""
+        app = self._need_app()
+        loaded = self.load(epoch if before is None else before)
+        began, position = (0, 1) if loaded is None else (loaded.manifest.epoch, loaded.manifest.position)
+        engine = Engine(app, self.config, seed=int(self.identity["seed"]))
+        mine = fingerprint(app)
+        records = self._records(Records(engine.program, mine.digest, self.store), position, epoch)
+        epochs = [each.record for each in records if isinstance(each.record, Epoch) and each.record.number > began]
+        if epoch is not None and max([began, *(each.number for each in epochs)]) < epoch:
+            raise BadRequest(f"{self.store.url} has no epoch {epoch}: the last one is {self.last_epoch()}")
+        codes = {
+            each.fingerprint or "" for each in records if isinstance(each.record, Epoch) and each.record.number > began
+        }
+        if is_strict:
+            self._check_code(mine, codes)
+        tables: dict[str, Table] = {} if loaded is None else loaded.tables
+        meta = {} if loaded is None else loaded.manifest.meta
+        if loaded is not None and loaded.manifest.fingerprint != mine.digest:
+            if epochs:
+                written = print_of(self.store, loaded.manifest.fingerprint)
+                tables = migrate(tables, written, mine, app, meta["closed_us"])
+            else:
+                codes.add(loaded.manifest.fingerprint)
+        kept = [each for each in self.recorded(int(meta.get("oldest", 1)), began).values() if each.number <= began]
+        last = records[-1].number if records else position - 1
+        restore(engine, Restored(began, tables, meta, kept, records, last))
+        engine._work(0, len(engine.backlog))
+        waiting = next((each.number for each in epochs if each.phase != FINAL), None)
+        if waiting is not None and epoch is None:
+            return self.replay(waiting - 1, before, is_strict)
+        if waiting is not None:
+            raise BadRequest(f"epoch {waiting} waits for an answer from outside; before it there is {waiting - 1}")
+        return Replay(engine, epochs[-1].number if epochs else began, began, epochs, frozenset(codes))
+
+    def _records(self, records: Records, position: int, epoch: int | None) -> list[LoggedRecord]:
+        """From this record on, without the epochs after `epoch` and what only they need: other code may have written
+        them."""
+        found = [(record, unpack(record.data)[0]) for record in read_log(self.store, "log", position)]
+        taken = [
+            record.number
+            for record, header in found
+            if isinstance(header, EpochHeader) and (epoch is None or header.number <= epoch)
+        ]
+        last = found[-1][0].number if epoch is None and found else max(taken, default=position - 1)
+        batches: dict[int, Batch] = {}
+        return [
+            records.decode(record.number, record.data, batches)
+            for record, header in found
+            if record.number <= last or not isinstance(header, EpochHeader | BatchHeader)
+        ]
+
+    def _check_code(self, mine: Fingerprint, codes: Iterable[str]) -> None:
+        for digest in sorted(set(codes) - {mine.digest}):
+            known = self.print_of(digest)
+            differences = "how it differs is not known" if known is None else "; ".join(known.differences(mine)[:5])
+            raise AppChanged(
+                f"{self.store.url} was written by other code of app {mine.app!r} ({differences}): use the code that "
+                "wrote it"
+            )
+
+    def recorded(self, first: int, last: int | None = None) -> dict[int, Epoch]:
+        """The epochs whose replies are kept, from this one on, with what was answered."""
+        records = Records(Engine(self._need_app(), self.config).program)
+        return {
+            epoch: records.decode_replies(data) for epoch, data in self.replies(first) if last is None or epoch <= last
+        }
+
+    def replies(self, first: int) -> Iterator[tuple[int, bytes]]:
+        """The records of the epochs' replies, from this epoch on as far as they are kept."""
+        begin, end = bounds(self.store, "replies")
+        if max(begin, first - self.epoch0) <= end:
+            for record in read_log(self.store, "replies", max(begin, first - self.epoch0)):
+                yield record.number + self.epoch0, record.data
+
+    def _need_app(self) -> App:
+        if self.app is None:
+            raise BadRequest("the app's code is needed for that: name it, as in --app examples.bank:app")
+        return self.app
+
+    # --- into a new store ---
+
+    def begin_anew(self, replay: Replay, where: str | Path | Store) -> dict[str, Any]:
+        """A new store that goes on from there: its state, its counters, and the request ids that are still kept."""
+        app, engine = self._need_app(), replay.engine
+        mine = fingerprint(app)
+        self._check_code(mine, replay.codes)
+        new = open_store(where) if isinstance(where, str | Path) else where
+        if identity_of(new) is not None:
+            raise WrongStore(f"{new.url} is a store already: give an empty or new place")
+        again = {epoch.number: epoch for epoch in replay.epochs}
+        oldest = engine.ledger.epochs[0].number
+        kept = {number: data for number, data in self.replies(oldest) if number <= replay.epoch}
+        first = min([*(number for number in (*kept, *again) if number >= oldest), replay.epoch + 1])
+        identity = self.identity | {"cluster": secrets.token_hex(8), "epoch0": first - 1}
+        log = Log.take_over(new, "log")
+        replies = Log.take_over(new, "replies", term=log.term)
+        records = Records(engine.program, mine.digest)
+        pending: list[bytes] = []
+        for number in range(first, replay.epoch + 1):
+            pending.append(kept[number] if number in kept else records.encode_replies(again[number]))
+            if len(pending) == REPLIES_AT_ONCE or number == replay.epoch:
+                replies.append(pending)
+                pending = []
+        entities = engine._select(None, None)
+        _, _, meta = engine._meta()
+        meta |= {"oldest": first, "marks": [], "sources": engine.sources.describe(replay.epoch + 1)}
+        snapshot = Snapshot(replay.epoch, 1, entities, meta, True)
+        snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
+        new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
+        for query, (batch, *_) in meta["sources"].items():
+            take_away(new, (query, batch))  # so that the query may go on
+        replies.close()
+        log.close()
+        new.create(IDENTITY, with_checksum(identity))  # last: what is half made is no store
+        return {"epoch": replay.epoch, "entities": len(entities), "cluster": identity["cluster"], "store": new.url}

@@ -1,0 +1,293 @@
+"""Bulk loads: rows of a table as the state of an operator, as a layer over a snapshot and not as transactions.
+
+Rules:
+1. Whoever loads takes the store over, and begins where the log ends: nothing is left to replay that knows nothing of
+   the load. Older snapshots are given up just before the new one is there, for the same reason: from them the log would
+   be run again without what was loaded.
+2. Several writers write parts of the layer, each of its own shards; the manifest that names them comes last. Until then
+   nothing has happened.
+3. A key stands once. A state is sealed just as if a function had put it, so nobody can tell how it came.
+
+Never here: Spark, where the rows come from.
+"""
+
+from __future__ import annotations
+
+import functools
+import typing
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from msgspec.msgpack import Ext
+
+from headrace.config import Config
+from headrace.core.engine import Engine
+from headrace.core.journal import Retired
+from headrace.core.placement import shards_of
+from headrace.core.program import MISSING
+from headrace.core.signature import conforms, converted, why
+from headrace.durability.columns import Columns, join, split, split_keys
+from headrace.durability.inbox.batches import in_python, is_text
+from headrace.durability.log.log import read_log
+from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
+from headrace.durability.reading.scan import is_distinct
+from headrace.durability.recovery import OpenedStore
+from headrace.durability.snapshots.layers import ShardedRows, ordered, parts, table_of
+from headrace.durability.snapshots.manifests import OBJECTS, Manifest, ManifestName, Stored, place_of
+from headrace.durability.store import Store
+from headrace.errors import BadRequest, BadValue, HeadraceError, StoreError
+from headrace.model.app import App
+from headrace.model.fingerprint import fingerprint
+from headrace.model.operator import Operator
+from headrace.wire.values import RECORD, Key, Values, check_key, shown, wrap
+
+PART_BYTES = 64 << 20  # before compression, as of other layers
+PARTS_MAX = 10_000  # of one writer
+SCALARS = (int, float, str, bool, bytes)
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
+    """Is there something that only an engine can bring into a snapshot: epochs of the log, or other code?"""
+    for record in read_log(store, "log", manifest.position if manifest is not None else None):
+        header, _ = unpack(record.data)
+        if not isinstance(header, EpochHeader | BatchHeader):
+            continue
+        if manifest is None or isinstance(header, BatchHeader) or header.number > manifest.epoch:
+            return True
+    return manifest is not None and manifest.fingerprint != fingerprint(app).digest
+
+
+class Bulk:
+    """A store, taken over for one load, with the snapshot that it is laid over."""
+
+    def __init__(self, store: Store, app: App, config: Config) -> None:
+        self.opened = OpenedStore(store, app, config)
+        self.store, self.app = store, app
+        self.base = self.opened.snapshots.newest()
+        engine = Engine(app, config, seed=self.opened.seed)
+        self.records = Records(engine.program, self.opened.fingerprint, store)
+        if has_more(store, app, self.base):
+            self.close()
+            raise StoreError(
+                f"{store.url} has epochs that are in no snapshot: another app took it over meanwhile, or one of them "
+                "waits for an answer from outside. Let the app run and close it, then load again"
+            )
+        self.epoch, self.position, self.meta = engine._meta() if self.base is None else (*place_in(self.base), {})
+        if self.base is not None:
+            self.meta = dict(self.base.meta)
+        self.opened.snapshots.begin(self.base)
+        self.place = self.opened.snapshots.place(self.opened.log.term, self.epoch)
+
+    def publish(self, operator: str, layers: list[list[Stored]]) -> Manifest:
+        """From now on it is the state."""
+        opened = self.opened
+        if self.base is not None:
+            opened.log.append([self.records.pack(self.records.lay_out(Retired(self.epoch)))])
+            named = {each.name for layer in layers for each in layer}
+            for name in opened.snapshots.retire(self.base):
+                if name not in named:
+                    self.store.delete(name)
+            opened.log.retire(self.base.position)
+        opened.log.check()
+        marks = [*self.meta.get("marks", []), (opened.replies.last, self.meta["closed_us"])]
+        loads = dict(self.meta.get("loads", {}))
+        loads[operator] = loads.get(operator, 0) + 1
+        meta = self.meta | {"marks": marks, "loads": loads}
+        objects = [tuple(sorted(layer, key=lambda each: each.shards)) for layer in layers]
+        return opened.snapshots.lay_over(self.place, self.position, opened.fingerprint, objects, meta)
+
+    def discard(self, named: set[str]) -> None:
+        """What writers wrote that is not wanted: all of a load that failed, or of tasks that were run twice."""
+        for name in self.store.list(OBJECTS):
+            if place_of(name) == self.place and name not in named:
+                self.store.delete(name)
+
+    def close(self) -> None:
+        self.opened.close()
+
+
+def place_in(manifest: Manifest) -> tuple[int, int]:
+    return manifest.epoch, manifest.position
+
+
+# --- a writer ---------------------------------------------------------------------------------------------------------
+
+
+class BulkTarget(NamedTuple):
+    """What a writer has to know. It travels."""
+
+    place: ManifestName
+    operator: Operator  # with its `partition_by`, if it has one
+    shards: int
+
+    def home(self, keys: list[Key] | Any) -> Any:
+        return np.asarray(shards_of(self.operator, keys, self.shards), np.int64)
+
+
+def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tuple[Columns, Columns]]) -> list[Stored]:
+    """Write keys and states as parts of a layer. The pieces come in the order of their shards, and hold whole ones."""
+    written: list[Stored] = []
+    for part in parts((rows_of(target, *piece) for piece in pieces), PART_BYTES):
+        name = target.place.part(first_part + len(written))
+        if not store.create(name, part.data):
+            raise StoreError(f"{name} is in {store.url} already: two loads at the same time? Load again")
+        written.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
+    return written
+
+
+def rows_of(target: BulkTarget, keys: Columns, states: Columns) -> ShardedRows:
+    ints = list(keys) == ["int"] and not keys["int"].null_count
+    homes = target.home(keys["int"].to_numpy() if ints else join(keys))
+    return ordered([table_of(target.operator.name, keys, states)], [homes])
+
+
+def deletions(keys: Columns) -> Columns:
+    count = len(next(iter(keys.values())))
+    return split([MISSING] * count)
+
+
+# --- sealing ----------------------------------------------------------------------------------------------------------
+
+
+class Sealing:
+    """Makes sealed keys and states of Arrow columns. It travels."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        record: str | None = None,  # if the columns are its fields
+        nullable: Collection[str] = (),  # columns that may be null
+        hint: Any = None,  # the state's type, where scalars alone would not do
+        records: Sequence[type] = (),  # and the types that it may hold
+        ttl_from_us: int | None = None,
+    ) -> None:
+        self.config, self.record, self.nullable = config, record, nullable
+        self.hint, self.records, self.ttl_from_us = hint, records, ttl_from_us
+
+    def keys(self, column: pa.Array) -> Columns:
+        if column.null_count:
+            raise BadRequest("a row has no key: drop such rows, as in df.dropna(subset=[...])")
+        limit = self.config.key_bytes_max
+        if pa.types.is_integer(column.type):
+            return {"int": column.cast(pa.int64())}
+        if (pc.max(pc.binary_length(column)).as_py() or 0) > limit:
+            for key in column.to_pylist():
+                check_key(key, limit)
+        if is_text(column.type):
+            return {"text": column.cast(pa.large_utf8())}
+        return split_keys(column.to_pylist())
+
+    def states(self, columns: Mapping[str, pa.Array], key: Callable[[int], Any]) -> Columns:
+        """`key` tells which one a row has, for errors."""
+        for name, column in columns.items():
+            if column.null_count and name not in self.nullable:
+                at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                raise BadRequest(f"{name} of the row with key {shown(key(at))} is null, and it must not be")
+        states = self._of_fields(columns, key) if self.record is not None else self._of_one(columns, key)
+        if self.ttl_from_us is None:
+            return states
+        at_us = self.ttl_from_us
+        return split([wrap(state, at_us) for state in join(states)])
+
+    def _of_one(self, columns: Mapping[str, pa.Array], key: Callable[[int], Any]) -> Columns:
+        ((name, column),) = columns.items()
+        if self.hint is None and not column.null_count:
+            if pa.types.is_integer(column.type):
+                return {"int": column.cast(pa.int64())}
+            if pa.types.is_floating(column.type):
+                return {"float": column.cast(pa.float64())}
+            if is_text(column.type):
+                self._check_sizes(pc.binary_length(column).to_pylist(), key)
+                return {"text": column.cast(pa.large_utf8())}
+        return split(self._sealed(name, values_of(column), key))
+
+    def _of_fields(self, columns: Mapping[str, pa.Array], key: Callable[[int], Any]) -> Columns:
+        values = {name: values_of(column) for name, column in columns.items()}
+        if self.hint is None:
+            return {"packed": self._packed(values, key)}
+        rows = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+        return split(self._sealed("the state", rows, key))
+
+    def _packed(self, values: dict[str, list[Any]], key: Callable[[int], Any]) -> pa.Array:
+        """Records whose fields are all scalars: as `Values` seals them, without making one."""
+        names = {f"f{at}": name for at, name in enumerate(values)}
+        row = msgspec.defstruct("Row", list(names), rename=names)
+        encode = msgspec.msgpack.Encoder().encode
+        head = b"\x92" + encode(self.record)
+        cells = [encode(Ext(RECORD, head + encode(each))) for each in map(row, *values.values())]
+        self._check_sizes(list(map(len, cells)), key)
+        return pa.array(cells, pa.large_binary())
+
+    def _sealed(self, name: str, values: list[Any], key: Callable[[int], Any]) -> list[Any]:
+        seal, hint = self.values.seal, self.hint
+        sealed = []
+        for at, value in enumerate(values):
+            if hint is not None:
+                value = converted(value, hint)
+                if not conforms(value, hint):
+                    raise BadRequest(f"{name} of the row with key {shown(key(at))} does not fit{why(value, hint)}")
+            try:
+                sealed.append(seal(value))
+            except HeadraceError as error:
+                raise BadRequest(f"{name} of the row with key {shown(key(at))}: {error}") from None
+        return sealed
+
+    @functools.cached_property
+    def values(self) -> Values:
+        return Values(self.records, bytes_max=self.config.value_bytes_max, depth_max=self.config.value_depth_max)
+
+    def _check_sizes(self, sizes: list[int], key: Callable[[int], Any]) -> None:
+        largest = max(sizes, default=0)
+        if largest > self.config.value_bytes_max:
+            raise BadValue(
+                f"the state of key {shown(key(sizes.index(largest)))} has {largest} bytes, over the limit of "
+                f"{self.config.value_bytes_max}"
+            )
+
+
+def values_of(column: pa.Array) -> list[Any]:
+    values = in_python(column)
+    return [with_tuples(value, column.type) for value in values] if "struct<_1" in str(column.type) else values
+
+
+def with_tuples(value: Any, type: pa.DataType) -> Any:
+    """A struct of _1, _2 and so on is a tuple: so it is in a table of states, too (see typed.py)."""
+    if value is None:
+        return None
+    if pa.types.is_list(type):
+        return [with_tuples(each, type.value_type) for each in value]
+    if pa.types.is_map(type):
+        return {key: with_tuples(item, type.item_type) for key, item in value.items()}
+    if pa.types.is_struct(type):
+        parts = {field.name: with_tuples(value[field.name], field.type) for field in type}
+        return tuple(parts.values()) if list(parts) == [f"_{at}" for at in range(1, len(parts) + 1)] else parts
+    return value
+
+
+def is_scalar(hint: Any) -> bool:
+    """Are all values of this type, as a column holds them, sealed as they are?"""
+    return all(each in SCALARS or each is type(None) for each in typing.get_args(hint) or (hint,))
+
+
+def is_scalars(type: pa.DataType) -> bool:
+    checks = (pa.types.is_integer, pa.types.is_floating, is_text, pa.types.is_boolean, pa.types.is_binary)
+    return any(check(type) for check in checks)
+
+
+def duplicate(keys: Columns) -> Any | None:
+    """A key that stands there twice; None if there is none."""
+    for column in keys.values():
+        if not is_distinct(column.drop_null()):
+            counts = pc.value_counts(column.drop_null())
+            at = pc.index(pc.greater(counts.field("counts"), 1), True).as_py()
+            return counts.field("values")[at].as_py()
+    return None

@@ -1,0 +1,307 @@
+"""Layers: changes of state as Arrow files, ordered by shard; and several of them folded into one.
+
+Rules:
+1. A row is one entity: `operator`, its key (a column per kind: key_int, key_text, key_packed), its state (likewise) and
+   `is_deleted`. Of two rows of an entity the later one counts.
+2. A record batch holds whole shards: one, or some small ones. The file's metadata says which, and the rows of each.
+3. Folding takes the layers in the order given, which is that of the epochs. It goes through the shards, a few at a
+   time: never is more in memory. Deletions are dropped only where nothing lies below.
+4. What is done per entity is done by Arrow and NumPy, which let other threads run meanwhile.
+
+Never here: names, manifests, stores, when to fold.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from headrace.core.program import MISSING
+from headrace.durability.columns import Columns, join, packed, split, split_keys
+from headrace.wire.messages import Entities
+
+Shards = Callable[[str, Any], Sequence[int]]  # of an operator's keys: a list, or an array where all are of 64 bits
+Tables = dict[str, dict[Any, Any]]
+Changes = Entities | Tables  # by operator and key, they are quicker to encode
+Counts = list[tuple[int, int]]  # shards in ascending order, and how many rows each has
+
+OPERATOR, DELETED, ROW = "operator", "is_deleted", "row"
+KEY, STATE = "key_", "state_"  # and the kind
+SHARDS = b"headrace.shards"  # in the file's metadata: the counts of each batch
+BATCH_ROWS = 8192  # shards that have fewer share a batch
+FOLD_ROWS, FOLD_BYTES = 1 << 17, 8 << 20  # shards are folded together while they have no more, compressed
+THREADS_BYTES_MIN = 1 << 20  # smaller files are read sooner by one thread
+DELETION = packed(MISSING)
+
+
+class ShardedRows(NamedTuple):
+    """Rows ordered by shard, in one piece."""
+
+    table: pa.Table
+    counts: Counts
+
+
+class LayerPart(NamedTuple):
+    """One file of a layer."""
+
+    data: bytes
+    counts: Counts
+
+    @property
+    def shards(self) -> tuple[int, int]:
+        """The first and the last."""
+        return self.counts[0][0], self.counts[-1][0]
+
+    @property
+    def rows(self) -> int:
+        return sum(count for _, count in self.counts)
+
+
+# --- from changes to rows ---------------------------------------------------------------------------------------------
+
+
+def rows_of(delta: Changes, shards: Shards) -> ShardedRows:
+    """The changes of one snapshot. Nothing of `delta` is looked at later."""
+    tables, homes = [], []
+    for operator, keys, states in by_operator(delta):
+        columns = split_keys(keys)
+        homes.append(homes_of(operator, columns, keys, shards))
+        tables.append(table_of(operator, columns, split(states)))
+    return ordered(tables, homes)
+
+
+def by_operator(delta: Changes) -> list[tuple[str, Collection[Any], Collection[Any]]]:
+    """Operator, keys, states."""
+    if isinstance(delta, dict):
+        return [(name, table.keys(), table.values()) for name, table in delta.items() if table]
+    whole = tuple(delta)
+    operators = set(map(itemgetter(0), whole))
+    runs: dict[str, Sequence[Any]] = {}
+    if len(operators) == 1:
+        runs[operators.pop()] = whole
+    else:
+        some: dict[str, list[Any]] = {}
+        for operator, run in itertools.groupby(whole, itemgetter(0)):
+            some.setdefault(operator, []).extend(run)
+        runs.update(some)
+    return [(name, list(map(itemgetter(1), run)), list(map(itemgetter(2), run))) for name, run in runs.items()]
+
+
+def homes_of(operator: str, columns: Columns, keys: Collection[Any] | None, shards: Shards) -> Any:
+    """The shard of each key."""
+    if list(columns) == ["int"] and not columns["int"].null_count:
+        return np.asarray(shards(operator, columns["int"].to_numpy()), np.int64)
+    return np.asarray(shards(operator, join(columns) if keys is None else list(keys)), np.int64)
+
+
+def table_of(operator: str, keys: Columns, states: Columns) -> pa.Table:
+    count = len(next(iter(keys.values())))
+    columns = {OPERATOR: pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([operator]))}
+    columns |= {KEY + kind: column for kind, column in keys.items()}
+    columns |= {STATE + kind: column for kind, column in states.items()}
+    if "packed" in states:
+        columns[DELETED] = pc.equal(states["packed"], DELETION).fill_null(False)
+    else:
+        columns[DELETED] = pa.array(np.zeros(count, np.bool_))
+    return pa.table(columns)
+
+
+def ordered(tables: list[pa.Table], homes: list[Any]) -> ShardedRows:
+    """All rows by shard; those of one shard in the order they had."""
+    table, home = in_one(tables), np.concatenate([np.zeros(0, np.int64), *homes])
+    if not len(home):
+        return ShardedRows(table, [])
+    rows = by_shard(home)
+    shards, counts = np.unique(home, return_counts=True)
+    return ShardedRows(table.take(pa.array(rows)), list(zip(shards.tolist(), counts.tolist(), strict=True)))
+
+
+def by_shard(home: Any) -> Any:
+    """The places of rows in the order of their shards. In the smallest type, which NumPy sorts by its digits."""
+    return np.argsort(home.astype(np.min_scalar_type(int(home.max()))), kind="stable")
+
+
+def in_one(tables: list[pa.Table]) -> pa.Table:
+    """One after the other, in one piece; a column that one of them lacks is null there."""
+    if not tables:
+        return pa.table({})
+    if len(tables) == 1:
+        return tables[0].combine_chunks()
+    return pa.concat_tables(tables, promote_options="default").unify_dictionaries().combine_chunks()
+
+
+# --- from rows to files -----------------------------------------------------------------------------------------------
+
+
+def parts(pieces: Iterable[ShardedRows], part_bytes: int) -> Iterator[LayerPart]:
+    """Files of about this size before compression. The pieces come in the order of their shards."""
+    some: list[ShardedRows] = []
+    size = 0
+    for piece in itertools.chain.from_iterable(map(batches_of, pieces)):
+        some.append(piece)
+        size += piece.table.nbytes
+        if size >= part_bytes:
+            yield file_of(some)
+            some, size = [], 0
+    if some:
+        yield file_of(some)
+
+
+def batches_of(rows: ShardedRows) -> Iterator[ShardedRows]:
+    """Cut between shards, not too small."""
+    first, total = 0, 0
+    counts: Counts = []
+    for shard, count in rows.counts:
+        counts.append((shard, count))
+        total += count
+        if total >= BATCH_ROWS:
+            yield ShardedRows(rows.table.slice(first, total), counts)
+            first, total, counts = first + total, 0, []
+    if counts:
+        yield ShardedRows(rows.table.slice(first, total), counts)
+
+
+def file_of(batches: list[ShardedRows]) -> LayerPart:
+    table = pa.concat_tables([batch.table for batch in batches], promote_options="default").unify_dictionaries()
+    table = table.replace_schema_metadata({SHARDS: msgspec.json.encode([batch.counts for batch in batches])})
+    sink = pa.BufferOutputStream()
+    # One thread: the other cores have work to do while a snapshot is written.
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)  # a batch for each of its pieces
+    return LayerPart(sink.getvalue().to_pybytes(), [count for batch in batches for count in batch.counts])
+
+
+# --- from files to state ----------------------------------------------------------------------------------------------
+
+
+class LayerFile:
+    """A file of a layer, opened: its rows shard by shard, in ascending order."""
+
+    def __init__(self, data: bytes) -> None:
+        self.reader = pa.ipc.open_file(pa.BufferReader(data), options=pa.ipc.IpcReadOptions(use_threads=False))
+        self.batches = msgspec.json.decode(self.reader.schema.metadata[SHARDS], type=list[Counts])
+        assert len(self.batches) == self.reader.num_record_batches
+
+    def rows(self, first: int, last: int) -> Iterator[ShardedRows]:
+        """Of the shards from the first to the last."""
+        for i, counts in enumerate(self.batches):
+            mine = [(shard, count) for shard, count in counts if first <= shard <= last]
+            if not mine:
+                continue
+            before = sum(count for shard, count in counts if shard < first)
+            table = pa.Table.from_batches([self.reader.get_batch(i)])
+            yield ShardedRows(table.slice(before, sum(count for _, count in mine)), mine)
+
+
+def whole_of(data: bytes) -> pa.Table:
+    options = pa.ipc.IpcReadOptions(use_threads=len(data) > THREADS_BYTES_MIN)
+    whole = pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()
+    return whole.unify_dictionaries().combine_chunks()
+
+
+def apply(data: bytes, tables: Tables) -> None:
+    """Lay a file over the state below it."""
+    for operator, rows in operators_of(whole_of(data)):
+        keys, states = join(columns_of(rows, KEY)), join(columns_of(rows, STATE))
+        table = tables.setdefault(operator, {})
+        table.update(zip(keys, states, strict=True))
+        deleted = one(rows, DELETED)
+        if deleted.true_count:
+            for i in np.flatnonzero(deleted.to_numpy(zero_copy_only=False)).tolist():
+                if table.get(keys[i]) == MISSING:  # unless a later row has set it again
+                    del table[keys[i]]
+
+
+def operators_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    if not table.num_rows:
+        return
+    operators = one(table, OPERATOR)
+    names = operators.dictionary.to_pylist()
+    for code in pc.unique(operators.indices).to_pylist():
+        yield names[code], table if len(names) == 1 else table.filter(pc.equal(operators.indices, code))
+
+
+def columns_of(table: pa.Table, prefix: str) -> Columns:
+    return {name.removeprefix(prefix): one(table, name) for name in table.column_names if name.startswith(prefix)}
+
+
+def one(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+# --- folding ----------------------------------------------------------------------------------------------------------
+
+
+def fold(layers: list[ShardedRows], is_base: bool) -> ShardedRows:
+    """Rows of some shards, of all layers in the order of their epochs, as one layer: an entity's last row counts."""
+    table = in_one([rows.table for rows in layers])
+    home = np.concatenate([np.repeat(*np.array(rows.counts, np.int64).T) for rows in layers])
+    keys = {name: table.column(name) for name in table.column_names if name.startswith(KEY)}
+    grouped = pa.table({OPERATOR: one(table, OPERATOR).indices, **keys, ROW: np.arange(table.num_rows)})
+    last = grouped.group_by([OPERATOR, *keys], use_threads=False).aggregate([(ROW, "max")])
+    rows = np.sort(last.column(f"{ROW}_max").to_numpy())
+    if is_base:
+        rows = rows[~one(table, DELETED).to_numpy(zero_copy_only=False)[rows]]
+    return ordered([table.take(pa.array(rows))], [home[rows]])
+
+
+class LayerSource:
+    """A file to be folded: read when the first of its shards comes, and let go after the last."""
+
+    def __init__(self, fetch: Callable[[], bytes], size: int, rows: int, shards: tuple[int, int]) -> None:
+        self.fetch, self.size, self.count, self.shards = fetch, size, rows, shards
+        self.file: LayerFile | None = None
+
+    def rows(self, first: int, last: int) -> Iterator[ShardedRows]:
+        if self.shards[0] <= last and first <= self.shards[1]:
+            self.file = self.file or LayerFile(self.fetch())
+            yield from self.file.rows(first, last)
+        if self.shards[1] <= last:
+            self.file = None
+
+
+def fold_all(layers: Sequence[Sequence[LayerSource]], is_base: bool) -> Iterator[ShardedRows]:
+    """All shards, some at a time. Per layer its files; the layers in the order of their epochs."""
+    for first, last in stretches([source for layer in layers for source in layer]):
+        pieces = [rows for layer in layers for source in layer for rows in source.rows(first, last)]
+        if pieces:
+            yield fold(pieces, is_base)
+
+
+def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
+    """Shards to be folded together, first and last: as many as stay within the limits, and one at least. A file's rows
+    are thought to be spread evenly over its shards, as a hash does."""
+    weights: dict[int, float] = {}
+    for source in sources:
+        first, last = source.shards
+        weight = max(source.count / FOLD_ROWS, source.size / FOLD_BYTES) / (last - first + 1)
+        for shard in range(first, last + 1):
+            weights[shard] = weights.get(shard, 0) + weight
+    begin, total = -1, 0.0
+    for shard in sorted(weights):
+        if total and total + weights[shard] > 1:
+            yield begin, shard - 1
+            total = 0
+        begin = begin if total else shard
+        total += weights[shard]
+    if total:
+        yield begin, max(weights)
+
+
+def moved(files: Iterable[bytes], shards: Shards) -> ShardedRows:
+    """A layer that was written by other shards, by these. All of it is in memory: code does not change often."""
+    tables, homes = [], []
+    for data in files:
+        for operator, rows in operators_of(whole_of(data)):
+            tables.append(rows)
+            homes.append(homes_of(operator, columns_of(rows, KEY), None, shards))
+    return ordered(tables, homes)

@@ -1,0 +1,223 @@
+"""Manifests: what a snapshot consists of. It is there once its manifest is, and complete or not there at all.
+
+    snapshots/<epoch>-<term>-<number>.json     the manifest: written last, created and never replaced
+    state/<epoch>-<term>-<number>-<part>.arrow the objects it names: one per part of a layer
+    state/<epoch>-<term>-<number>-meta.zst     all else that the next epoch depends on, where it is large
+
+Rules:
+1. Names hold the writer's term, so that two writers never write the same object.
+2. Of two manifests the one with the higher term is newer, then the one with the higher epoch, then the higher number:
+   what a writer that was superseded still writes is older than all that its successor has written.
+3. A manifest has a checksum of itself, and sizes and checksums of its objects. One that cannot be read was never
+   finished if its writer wrote none after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import zlib
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from headrace.durability.store import Store
+from headrace.errors import ObjectMissing, SnapshotBroken
+
+FORMAT = 1
+MANIFESTS, OBJECTS = "snapshots/", "state/"
+NAME = re.compile(r"snapshots/(\d{16})-(\d{8})-(\d+)\.json")
+OBJECT_NAME = re.compile(r"state/(\d{16})-(\d{8})-(\d+)-(?:\d+\.arrow|meta\.zst)")
+FRAME = re.compile(rb'\{"checksum":"([0-9a-f]{8})","manifest":(.*)\}\n', re.DOTALL)
+META_INLINE_BYTES_MAX = 16 << 10
+
+
+class ManifestName(NamedTuple):
+    """What the name of a manifest or object says, in the order that makes one newer than another."""
+
+    term: int
+    epoch: int
+    number: int  # grows with each attempt of a term
+
+    def manifest(self) -> str:
+        return f"{MANIFESTS}{self._stem()}.json"
+
+    def part(self, part: int) -> str:
+        return f"{OBJECTS}{self._stem()}-{part:04}.arrow"
+
+    def meta(self) -> str:
+        return f"{OBJECTS}{self._stem()}-meta.zst"
+
+    def _stem(self) -> str:
+        return f"{self.epoch:016}-{self.term:08}-{self.number:04}"
+
+
+def place_of(name: str) -> ManifestName | None:
+    """Of a manifest or an object; None if it is neither."""
+    match = NAME.fullmatch(name) or OBJECT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    epoch, term, number = map(int, match.groups())
+    return ManifestName(term, epoch, number)
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """An object, as it was written."""
+
+    name: str
+    bytes: int
+    crc32: int
+    rows: int = 0
+    shards: tuple[int, int] = (0, 0)  # the first and the last that it has rows of
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """Changes, up to and with those of an epoch; over all layers before it."""
+
+    epoch: int
+    sharding: str  # layers that have it in common have the same entities in the same shards
+    objects: tuple[Stored, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.objects)
+
+
+class Body(msgspec.Struct, frozen=True):
+    """A manifest, as it stands in the store."""
+
+    format: int
+    identity: dict[str, Any]
+    epoch: int
+    term: int
+    number: int
+    position: int
+    fingerprint: str
+    layers: tuple[Layer, ...]  # the base, then what changed, in the order of the epochs
+    meta: bytes | Stored  # msgpack
+
+    def objects(self) -> list[Stored]:
+        objects = [each for layer in self.layers for each in layer.objects]
+        return [*objects, self.meta] if isinstance(self.meta, Stored) else objects
+
+
+class Manifest:
+    """One of a store's. If it is not complete, `trouble` says why, and there is nothing but its place."""
+
+    def __init__(self, store: Store, place: ManifestName, body: Body | None, trouble: str = "") -> None:
+        self.store, self.place, self.trouble = store, place, trouble
+        self._body = body
+        self.term, self.epoch, self.number = place
+
+    @property
+    def name(self) -> str:
+        return self.place.manifest()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._body is not None
+
+    @property
+    def body(self) -> Body:
+        if self._body is None:
+            raise broken(self.store, self.place, self.name, self.trouble)
+        return self._body
+
+    @property
+    def position(self) -> int:
+        """The first record of the log that is not in it."""
+        return self.body.position
+
+    @property
+    def fingerprint(self) -> str:
+        return self.body.fingerprint
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return self.body.identity
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return self.body.layers
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.body.objects())
+
+    @functools.cached_property
+    def meta(self) -> dict[str, Any]:
+        """Read from the store where it is large."""
+        meta = self.body.meta
+        data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.place, meta))
+        decoded: dict[str, Any] = msgspec.msgpack.decode(data)
+        return decoded
+
+    def __repr__(self) -> str:
+        return f"Manifest({self.name!r}{'' if self.is_complete else ', not complete'})"
+
+
+def encode(body: Body) -> bytes:
+    data = msgspec.json.encode(body)
+    return b'{"checksum":"%08x","manifest":%s}\n' % (zlib.crc32(data), data)
+
+
+def decode(data: bytes, place: ManifestName) -> Body | str:
+    """The manifest, or what is wrong with it."""
+    frame = FRAME.fullmatch(data)
+    if frame is None:
+        return "it is cut short, or no manifest"
+    if int(frame[1], 16) != zlib.crc32(frame[2]):
+        return "its checksum is wrong"
+    try:
+        body = msgspec.json.decode(frame[2], type=Body)
+    except msgspec.DecodeError as error:  # of a format to come
+        return f"it cannot be read: {error}"
+    if ManifestName(body.term, body.epoch, body.number) != place:
+        return f"it belongs to epoch {body.epoch} of term {body.term}"
+    return body
+
+
+def read_manifest(store: Store, place: ManifestName) -> Manifest:
+    """Once more if it seems broken: reading may fail as well. ObjectMissing if it is gone."""
+    trouble = ""
+    for _ in range(2):
+        found = decode(store.get(place.manifest()), place)
+        if isinstance(found, Body):
+            return Manifest(store, place, found)
+        trouble = found
+    return Manifest(store, place, None, trouble)
+
+
+def compressed(data: bytes) -> bytes:
+    return len(data).to_bytes(8, "little") + bytes(pa.compress(data, codec="zstd", asbytes=True))
+
+
+def decompressed(data: bytes) -> bytes:
+    size = int.from_bytes(data[:8], "little")
+    return bytes(pa.decompress(data[8:], decompressed_size=size, codec="zstd", asbytes=True))
+
+
+def read(store: Store, place: ManifestName, stored: Stored) -> bytes:
+    """An object of the manifest at this place, as it was written."""
+    trouble = ""
+    for _ in range(2):
+        try:
+            data = store.get(stored.name)
+        except ObjectMissing:
+            trouble = "it is missing"
+            continue
+        if len(data) != stored.bytes:
+            trouble = f"it has {len(data)} bytes instead of {stored.bytes}"
+        elif zlib.crc32(data) != stored.crc32:
+            trouble = "its checksum is wrong"
+        else:
+            return data
+    raise broken(store, place, stored.name, trouble)
+
+
+def broken(store: Store, place: ManifestName, name: str, trouble: str) -> SnapshotBroken:
+    return SnapshotBroken(
+        f"{name} in {store.url}, of the snapshot of epoch {place.epoch}: {trouble}. Put it back from a backup, or "
+        "choose an older snapshot: `headrace snapshot list` shows them, `headrace restore --epoch` starts from one"
+    )

@@ -1,0 +1,193 @@
+"""The line between the parent and one worker process: what both need to know of each other, but no transaction.
+
+It is a pair of connected sockets, one of which the worker gets as its standard input; each message is a line of JSON.
+The parent hands over the job and the address book; the worker says where it listens and which public key it made for
+itself, whom it knows, and several times a second that it lives and what it is busy with. If either end dies, the other
+one sees the line go dead. A line that is relayed, over a network, also carries what the end of a process cannot tell
+there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+from typing import TypeVar
+
+import msgspec
+
+from headrace.errors import BadMessage
+from headrace.runtime.sockets import LOOPBACK, Counts
+
+SEND_S_MAX = 2.0  # for a few bytes: who does not take them in this time is stuck
+CHUNK_BYTES = 1 << 16
+
+
+class AppTarget(msgspec.Struct, frozen=True):
+    """Where an app is found: in a module, or (`script`) in the file that was started."""
+
+    attribute: str
+    module: str = ""
+    script: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.module or self.script}:{self.attribute}"
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """An entry of the address book. Without an endpoint, the node is on its way."""
+
+    key: str
+    endpoint: str | None = None
+
+
+class Job(msgspec.Struct, frozen=True, tag="job"):
+    """What a worker process is to be."""
+
+    number: int
+    target: AppTarget
+    functions: list[str]  # of the app, in order: the worker's must be the same
+    fingerprint: str  # of its code, likewise
+    config: dict[str, int]
+    path: list[str]  # where Python looks for modules
+    coordinator: Peer
+    store: str | None = None  # where rows are that an epoch only names
+    host: str = LOOPBACK  # where it listens, and under which name others find it there
+    parent_pid: int = 0
+    is_careful: bool = False  # it keeps a diary of what it is about to run: slow
+    diary_fd: int | None = None
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """News for the address book; None: gone."""
+
+    peers: dict[int, Peer | None]
+
+
+class StopDiary(msgspec.Struct, frozen=True, tag="relax"):
+    """What killed the workers before has been passed: the diary need not be kept any more."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker has loaded its app and listens; this is the key it made."""
+
+    endpoint: str
+    key: str
+    pid: int = 0
+
+
+class PeersReached(msgspec.Struct, frozen=True, tag="met"):
+    """The public keys that the worker knows, and of those the ones that have reached it."""
+
+    known: frozenset[str] = frozenset()
+    linked: frozenset[str] = frozenset()
+
+
+class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker cannot start, and why."""
+
+    error: str
+
+
+class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
+    """The worker lives. It has been busy with the function of this TID (0: none) for so long."""
+
+    running: int
+    running_us: int
+    counts: Counts
+
+
+class EndProcess(msgspec.Struct, frozen=True, tag="end"):
+    """For whoever relays the line: end the process, after this long."""
+
+    patience_us: int
+
+
+class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """The process has ended: its exit code, and the TID that stood in its diary."""
+
+    code: int | None
+    last_words: int
+
+
+LineMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
+Expected = TypeVar("Expected", bound=LineMessage)
+
+
+class WorkerPipe:
+    """One end. Any thread may send; one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._end.setblocking(False)
+        self._lock = threading.Lock()
+        self._received = bytearray()
+        self._decoder = msgspec.json.Decoder(LineMessage)
+        self.is_dead = False  # the other end is gone, or stuck, or talks nonsense
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, message: LineMessage) -> None:
+        data = memoryview(msgspec.json.encode(message) + b"\n")
+        with self._lock:
+            while data and not self.is_dead:
+                if not self.can_send(SEND_S_MAX):
+                    self.is_dead = True
+                    return
+                try:
+                    data = data[self._end.send(data) :]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self.is_dead = True
+
+    def can_send(self, patience_s: float = 0.0) -> bool:
+        return self._wait(select.POLLOUT, patience_s)
+
+    def receive(self) -> list[LineMessage]:
+        """What has come, without waiting."""
+        while not self.is_dead:
+            try:
+                data = self._end.recv(CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._received += data
+            self.is_dead = not data
+        *lines, rest = self._received.split(b"\n")
+        self._received = rest
+        try:
+            return [self._decoder.decode(line) for line in lines]
+        except msgspec.DecodeError:
+            self.is_dead = True
+            return []
+
+    def expect(self, kind: type[Expected]) -> Expected:
+        """Wait for the first message, which must be of this kind."""
+        while b"\n" not in self._received:
+            self._wait(select.POLLIN)
+            data = self._end.recv(CHUNK_BYTES)
+            if not data:
+                raise BadMessage("the line went dead before the first message")
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message = self._decoder.decode(line)
+        if not isinstance(message, kind):
+            raise BadMessage(f"a {type(message).__name__} came where a {kind.__name__} was due")
+        return message
+
+    def can_receive(self, patience_s: float = 0.0) -> bool:
+        return self._wait(select.POLLIN, patience_s)
+
+    def _wait(self, event: int, patience_s: float | None = None) -> bool:
+        poll = select.poll()
+        poll.register(self._end, event)
+        return bool(poll.poll(None if patience_s is None else patience_s * 1e3))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)  # also for those to whom it was handed down by a fork
+        self._end.close()

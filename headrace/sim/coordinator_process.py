@@ -1,0 +1,262 @@
+"""A house: one coordinator's process with all that belongs to it, from its start to its end.
+
+It holds its own handle of the disk, its workers, and the questions of those who talk to it. Several may stand at the
+same time: one that was paused, or that somebody took for lost, goes on as if nothing had happened, until the log tells
+it that it has been superseded.
+
+What production does in two threads beside the core (`durability/keeper.py`) happens here at events of its own, so that
+anything can come in between; and before each operation of the store the process may be paused, slow or gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headrace.core.coordinator import Coordinator
+from headrace.core.engine import Engine, Submit
+from headrace.core.epoch import Epoch
+from headrace.core.ingress import Admission
+from headrace.core.journal import Append, Appended, Check, Saved, Snapshot
+from headrace.durability.identity import found, identity_of
+from headrace.durability.keeper import PendingRecord, StoreWork
+from headrace.durability.recovery import OpenedStore
+from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
+from headrace.model.fingerprint import Fingerprint
+from headrace.sim.disk import Crashed, SimStore
+from headrace.sim.node import SimNode
+from headrace.wire.messages import RequestIds
+
+if TYPE_CHECKING:
+    from headrace.config import Config
+    from headrace.sim.workload import Call
+    from headrace.sim.world import World
+
+NESTED_MAX = 4  # processes that are in the middle of an operation while others go on
+Token = tuple[Callable[[Any], None], bool, Callable[[], bool]]
+
+
+class CoordinatorProcess:
+    def __init__(self, world: World, number: int, config: Config, workers: int, mode: str) -> None:
+        """With 0 workers it is an engine that runs everything itself."""
+        self.world, self.number, self.config = world, number, config
+        self.wanted_workers, self.mode = workers, mode
+        self.node = SimNode(self, 0, 1, None, world.new_clock())
+        self.workers: dict[int, SimNode] = {}
+        self.incarnations: Counter[int] = Counter()
+        self.tokens: dict[int, Token] = {}
+        self.gathered: list[tuple[int, Any]] = []  # submissions that go into the next step
+        self.last_term = 0
+        self.is_serving = False
+        self.store: SimStore | None = None
+        self.desk: StoreWork
+        self.opened: OpenedStore
+        self.appends: list[PendingRecord | Check] = []
+        self.rest: list[Epoch | Snapshot | PendingRecord | None] = []  # None is a compaction
+        self.records: dict[int, bytes] = {}  # on their way to the log
+        self.is_writing = self.is_working = False
+        self.news_us = 0  # when the last one of the keeper arrives
+        self.pause_in: int | None = None  # operations of the store until it is paused
+        self.dies_in: tuple[int, str] | None = None  # operations until it dies, and where in the last one
+        self.power_in: int | None = None  # writes until power is lost, before what was written is synced
+
+    @property
+    def is_alive(self) -> bool:
+        return self.node.is_alive
+
+    @property
+    def core(self) -> Any:
+        return self.node.core
+
+    def find(self, number: int) -> SimNode | None:
+        """The node that has this number now; an engine by itself talks to nobody."""
+        return self.workers.get(number) if number or not self.wanted_workers else self.node
+
+    # --- from its start ---
+
+    def open(self) -> bool:
+        """Take over what is there, and begin. False if it came to its end before."""
+        parameters = self.world.parameters
+        if parameters.store == "none":
+            self.node.core = self._new_core(False, parameters.seed, 0)
+        elif not self.guard("start", self._recover):
+            return False
+        self.admission = Admission(self.core.program)
+        self.is_serving = True
+        return True
+
+    def _new_core(self, is_durable: bool, seed: int, term: int) -> Engine:
+        app, config = self.world.workload.app, self.config
+        if not self.wanted_workers:
+            return Engine(app, config, is_durable=is_durable, seed=seed)
+        return Coordinator(app, config, self.wanted_workers, self.mode, is_durable=is_durable, seed=seed, term=term)
+
+    def _recover(self) -> None:
+        world, app = self.world, self.world.workload.app
+        store = self.store = SimStore(world.disk, f"coordinator {self.number}", self._before_operation)
+        if identity_of(store) is None:
+            found(store, app, self.config, cluster="sim", seed=world.parameters.seed)
+        for operator in app.operators.values():  # it may be turned on and off with every start
+            operator.changes = world.changes.random() < world.parameters.changes
+        opened = self.opened = OpenedStore(store, app, self.config, Fingerprint(app.name, {}, {}, {}))
+        core = self._new_core(True, opened.seed, opened.log.term)
+        world.workload.hooks.watch(None)
+        opened.restore(core)
+        if core.deferred.spent:
+            world.probe("started with firings that had aborted")
+        if world.workload.hooks.is_stuck:
+            world.violate(f"{self.node.name} is stuck in its recovery, in a function that does not return")
+        self.desk = StoreWork(opened)
+        world.archive.take_over(self, opened)
+        self.node.core = core
+
+    def guard(self, what: str, action: Callable[[], None]) -> bool:
+        """Do what touches the store. If that fails the process ends, as in production."""
+        world = self.world
+        try:
+            action()
+        except Crashed:
+            world.note(f"{self.node.name} is gone in the middle of its {what}")
+            world.end(self)
+        except (LogBroken, SnapshotBroken, WrongStore) as error:
+            world.violate(f"{self.node.name} {what}: nothing durable is ever lost here, and yet {error!r}")
+            world.end(self)
+        except (StoreError, Fenced) as error:
+            world.note(f"{self.node.name} ends, {what}: {error!r}")
+            world.fault(f"{what} failed, {'fenced' if isinstance(error, Fenced) else 'the store refuses'}")
+            world.end(self)
+        except Exception as error:
+            raise world.broken(f"{self.node.name} raised {error!r} in its {what}") from error
+        return self.is_alive
+
+    def _before_operation(self, store: SimStore, op: str, name: str) -> None:
+        world = self.world
+        world.told(self.node, op, name.encode())
+        world.on_operation(self, op, name)
+        if self.dies_in is not None:
+            store.dies_at, self.dies_in = (store.operations + self.dies_in[0] - 1, self.dies_in[1]), None
+        if self.power_in is not None and op == ("sync" if store.can_append else "create"):
+            self.power_in -= 1
+            if self.power_in < 0:
+                world.lose_power()
+        if world.nested >= NESTED_MAX or not self.is_alive:
+            return
+        if self.pause_in is not None:
+            self.pause_in -= 1
+            if self.pause_in < 0:
+                self.pause_in = None
+                world.fault("coordinator pauses in a store operation")
+                world.on_pause(self)
+        if world.is_slow():
+            world.fault("slow store operations")
+            until_us = world.now_us + world.disk_times.randint(100, 20_000)
+            world.meanwhile(lambda: world.now_us < until_us and self.is_alive, until_us)
+        if self.node.is_paused:
+            world.meanwhile(lambda: self.node.is_paused and self.is_alive)
+
+    # --- what the core wants kept ---
+
+    def append(self, effect: Append) -> bytes:
+        written = self.desk.encode(effect)
+        self.records[effect.number] = written.data
+        self.appends.append(written)
+        self._soon_write()
+        return written.data
+
+    def check(self, check: Check) -> None:
+        self.appends.append(check)
+        self._soon_write()
+
+    def keep(self, *items: Epoch | Snapshot | PendingRecord | None) -> None:
+        self.rest += items
+        self._soon_work()
+
+    def _soon_write(self) -> None:
+        if not self.is_writing:
+            self.is_writing = True
+            self.world.after(self.world.disk_times.choice((0, 100, 1_000)), self._write)
+
+    def _soon_work(self) -> None:
+        if not self.is_working:
+            self.is_working = True
+            self.world.after(self.world.disk_times.choice((0, 200, 5_000)), self._work)
+
+    def _write(self) -> None:
+        """What production's first thread does with all that waits for it."""
+        if self._waits(self._write):
+            return
+        group, self.appends = self.appends, []
+        if self.guard("append", lambda: self._tell(self.desk.append(group))):
+            self.is_writing = False
+            retired = [item for item in group if isinstance(item, PendingRecord) and item.retired]
+            if retired:
+                self.keep(*retired)
+            if self.appends:
+                self._soon_write()
+
+    def _work(self) -> None:
+        """What its second thread does with what waits: one thing after the other, others in between."""
+        if self._waits(self._work):
+            return
+        stop = next((at for at, item in enumerate(self.rest) if not isinstance(item, Epoch)), len(self.rest))
+        group, self.rest = self.rest[: stop or 1], self.rest[stop or 1 :]
+        if self.guard("keeping", lambda: self._carry_out(group)):
+            self.is_working = False
+            if self.rest:
+                self._soon_work()
+
+    def _carry_out(self, group: list[Any]) -> None:
+        first = group[0]
+        if isinstance(first, Epoch):
+            self.desk.keep(group)
+            if self.opened.changes is not None:
+                self.world.archive.changed(self)
+        elif isinstance(first, Snapshot):
+            news = self.desk.save(first)
+            if isinstance(news[0], Saved):
+                self.world.archive.saved(self, first.epoch)
+                self.world.on_saved(self)
+            self._tell(news)
+            self.rest.insert(0, None)
+        elif first is None:
+            self.desk.compact()
+        else:
+            self.desk.retire(first.retired)
+
+    def _waits(self, action: Callable[[], None]) -> bool:
+        """A process that is paused does nothing; one that is gone never will."""
+        if self.node.is_paused and self.is_alive:
+            self.world.after(5_000, action)
+        return self.node.is_paused or not self.is_alive
+
+    def _tell(self, news: Sequence[Any]) -> None:
+        """News for the core come in their order, a little later."""
+        world = self.world
+        for event in news:
+            if isinstance(event, Appended):
+                for number in [number for number in self.records if number <= event.number]:
+                    world.archive.promise(self, number, self.records.pop(number))
+            self.news_us = max(self.news_us, world.now_us + world.disk_times.choice((0, 0, 300)))
+            world.at(self.news_us, self._hear, event)
+            self.news_us += 1
+
+    def _hear(self, event: Any) -> None:
+        self.world.step(self.node, event)
+
+    # --- who talks to it ---
+
+    def submit(self, token: int, ids: RequestIds, calls: list[Call], source: tuple[str, int] | None) -> None:
+        """A batch comes to the door; what comes close together goes into one step."""
+        if not self.is_alive:
+            self.world.fault("requests to a coordinator that is gone")
+            return
+        batch = self.admission.admit(ids, calls)
+        batch.source = source
+        self.gathered.append((token, batch))
+        if len(self.gathered) == 1:
+            self.world.after(self.world.schedule.choice((0, 0, 200)), self._hand_over)
+
+    def _hand_over(self) -> None:
+        batches, self.gathered = self.gathered, []
+        self.world.step(self.node, Submit(batches))

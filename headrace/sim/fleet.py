@@ -1,0 +1,102 @@
+"""Several workers in one thread: a coordinator, its workers, and channels that deliver when told to.
+
+For tests and for trying things out. Nothing gets lost; in which order the channels deliver is the caller's choice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from headrace.config import Config
+from headrace.core.channel import Received, Send, SetTimer, Tick
+from headrace.core.coordinator import Coordinator
+from headrace.core.maintenance import Start, Stop
+from headrace.core.ordered.exchange import Caps
+from headrace.core.program import Program
+from headrace.core.worker import Worker
+from headrace.model.app import App
+from headrace.wire.codec import decode_frame, encode
+
+Choose = Callable[[list[Any]], Any]
+
+
+class Fleet:
+    caps = Caps()  # of its workers
+
+    def __init__(
+        self,
+        app: App,
+        config: Config | None = None,
+        workers: int = 2,
+        mode: str = "auto",
+        choose: Choose = lambda ready: ready[0],
+        like: Program | None = None,
+    ) -> None:
+        """`like` is a program of the same app with the same limits of values: it makes a fleet sooner."""
+        self.app, self.config, self.choose = app, config or Config(), choose
+        self.coordinator = Coordinator(app, self.config, workers, mode, like=like)
+        self.workers: dict[int, Worker] = {}
+        self.links: dict[tuple[int, int], deque[bytes]] = {}  # (from, to) -> frames on their way
+        self.timers: dict[int, int] = {}
+        self.now_us = 0
+        self.effects: list[Any] = []  # of the coordinator, for the outside
+        self.messages = self.bytes = 0
+        self._apply(0, self.coordinator.start(0))
+
+    def submit(self, event: Any) -> None:
+        """Any event from outside: Submit, Read, Rescale, Lost, ..."""
+        self._apply(0, self.coordinator.step(self.now_us, event))
+
+    def deliver(self) -> bool:
+        """One thing happens: a frame arrives, or a node goes on with its work. False if nothing is under way."""
+        ready: list[Any] = [link for link, frames in self.links.items() if frames]
+        ready += [node for node, at_us in self.timers.items() if at_us <= self.now_us]
+        if not ready:
+            return False
+        chosen = self.choose(ready)
+        if isinstance(chosen, tuple):
+            frame = decode_frame(self.links[chosen].popleft())
+            self._step(chosen[1], Received(frame))
+        else:
+            self._step(chosen, Tick())
+        return True
+
+    def settle(self) -> list[Any]:
+        """Let everything happen that is under way, also what waits for its time; returns what left the coordinator."""
+        while True:
+            while self.deliver():
+                pass
+            if not self.timers:
+                break
+            self.now_us = max(self.now_us, min(self.timers.values()))
+        effects, self.effects = self.effects, []
+        return effects
+
+    def _step(self, node: int, event: Any) -> None:
+        if node == 0:
+            self._apply(0, self.coordinator.step(self.now_us, event))
+        elif node in self.workers:
+            self._apply(node, self.workers[node].step(self.now_us, event))
+
+    def _apply(self, node: int, effects: list[Any]) -> None:
+        self.timers.pop(node, None)
+        for effect in effects:
+            if isinstance(effect, Send):
+                data = encode(effect.frame)
+                self.messages += 1
+                self.bytes += len(data)
+                self.links.setdefault((node, effect.frame.to), deque()).append(data)
+            elif isinstance(effect, SetTimer):
+                self.timers[node] = effect.at_us
+            elif isinstance(effect, Start):
+                self.workers[effect.worker] = Worker(
+                    self.app, self.config, effect.worker, self.coordinator.program, effect.term, self.caps
+                )
+                self.timers.pop(effect.worker, None)
+            elif isinstance(effect, Stop):
+                self.workers.pop(effect.worker, None)
+                self.timers.pop(effect.worker, None)
+            else:
+                self.effects.append(effect)

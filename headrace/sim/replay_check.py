@@ -1,0 +1,41 @@
+"""The whole log once more, from its first record, by an engine of its own under other limits: the same state again.
+
+A recovery begins with a snapshot, which may hide that the log lacks something. Here nothing is hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headrace.config import Config
+from headrace.core.channel import Tick
+from headrace.core.engine import Engine
+from headrace.core.epoch import Batch
+from headrace.core.restore import Restored, restore
+from headrace.durability.log.records import Records
+from headrace.errors import HeadraceError
+from headrace.model.app import App
+from headrace.sim.check import ReferenceState, canonical
+from headrace.sim.promises import Promised
+
+LIMITS = {"calls_max": 3, "depth_max": 1}  # today's: those of the log are to be used
+
+
+def check_replay(app: App, config: Config, seed: int, records: dict[int, Promised], last: ReferenceState) -> list[str]:
+    engine = Engine(app, dataclasses.replace(config, **LIMITS), seed=seed)
+    decode, batches = Records(engine.program).decode, dict[int, Batch]()
+    logged = [decode(number, promised.data, batches) for number, promised in sorted(records.items())]
+    try:
+        restore(engine, Restored(0, {}, {}, [], logged, len(logged)))
+        engine.start(last.time_us)
+        engine.step(last.time_us, Tick())
+    except HeadraceError as error:
+        return [f"the log cannot be run again from its beginning: {error!r}"]
+    if engine.backlog:
+        return [f"the log does not run to its end from its beginning: {len(engine.backlog)} are left"]
+    values = engine.program.values
+    found = {(name, key): canonical(sealed, values) for name, key, sealed in engine._select(None, None)}
+    expected = last.encoded(values)
+    differing = sorted((e for e in {*found, *expected} if found.get(e) != expected.get(e)), key=repr)
+    texts = [f"{e}: {found.get(e)!r}, not {expected.get(e)!r}" for e in differing[:4]]
+    return [f"the log, run again from its beginning, gives another state: {'; '.join(texts)}"] if texts else []

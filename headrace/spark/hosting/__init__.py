@@ -1,0 +1,1 @@
+"""Headrace workers in the tasks of a Spark stage."""

@@ -1,0 +1,63 @@
+"""Workers on a Spark cluster: each sits in a task of one Spark barrier stage, the coordinator stays in the driver.
+
+`SparkCluster` is a `Cluster` (runtime/cluster.py) whose workers are hosted by Spark (seats.py), or, where Spark is
+local itself, by this machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from headrace.config import Config
+from headrace.errors import ConfigError
+from headrace.model.app import App
+from headrace.runtime.clock import Clock
+from headrace.runtime.cluster import Cluster
+from headrace.runtime.hosts import Hosts
+from headrace.runtime.process import Processes
+from headrace.spark.hosting.stage import SparkHosts
+from headrace.spark.session import is_local, session
+
+if TYPE_CHECKING:
+    from headrace.durability.store import Store
+
+
+class SparkCluster(Cluster):
+    """Runs an app on the executors of a Spark cluster: `SparkCluster("bank:app", spark=spark, workers=4, store=...)`.
+    The app must be importable there, and the store be shared. With a local master the workers are processes of this
+    machine, outside of Spark's slots."""
+
+    def __init__(
+        self,
+        app: App | str,
+        workers: int = 2,
+        config: Config | None = None,
+        mode: str = "auto",
+        clock: Clock | None = None,
+        store: str | Path | Store | None = None,
+        *,
+        spark: SparkSession | None = None,
+    ) -> None:
+        hosts = hosts_on(spark or session(), workers)
+        try:
+            super().__init__(app, workers, config, mode, clock, store, hosts)
+        except BaseException:
+            hosts.close()
+            raise
+
+
+def hosts_on(spark: SparkSession, workers: int) -> Hosts:
+    """Who hosts workers in this session."""
+    try:
+        context = spark.sparkContext
+    except Exception:  # of Spark Connect, which has none
+        raise ConfigError(
+            "workers need a Spark session that runs in this process, and this one is a client of Spark Connect: make "
+            "one with headrace.spark.session(master='spark://...')"
+        ) from None
+    if is_local(context.master or ""):
+        return Processes()
+    return SparkHosts(context, workers)

@@ -1,0 +1,1 @@
+"""Kafka topics in and out, through Spark's own connector."""

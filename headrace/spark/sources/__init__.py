@@ -1,0 +1,1 @@
+"""Spark data sources: calls in; replies, changes, state and rejected rows out."""

@@ -1,0 +1,264 @@
+"""`format("headrace.calls")`: each row of a DataFrame is a call, from a stream or from a table.
+
+    df.writeStream.format("headrace.calls").option("function", "account.transfer")
+      .option("key", "src").option("args", "dst,amount").option("checkpointLocation", ...).start("bank-store")
+
+Options: `function`, or columns `function` ("operator.function") or `operator` and `function` where rows call different
+ones; `key`, the column that has it; `args`, the columns of the arguments in their order, or `argsJson`, one column with
+a list in JSON; `requestId`, a column with ids of their own; `patience`, in seconds, for the engine to take a batch. Or
+`callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key` and `requestId`
+have keys and ids for those without.
+
+Each task writes its rows as segments into the store; the commit closes the batch in the inbox, by query and number,
+where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; none goes through the
+driver.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.types import StructType
+
+from headrace.core.ingress import ONCE
+from headrace.durability.identity import CURRENT, read_checked
+from headrace.durability.inbox.inbox import (
+    Closed,
+    InboxSegment,
+    await_taken,
+    close_batch,
+    discard,
+    discard_repeat,
+    segment_name,
+    write_segment,
+)
+from headrace.durability.store import Store, check_name
+from headrace.errors import ObjectMissing, StoreError, StreamError, UnknownFunction
+from headrace.spark.sources.options import located, names, store_of, whole
+from headrace.spark.tasks import gathered, settle
+
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells the tasks of a micro-batch
+SEGMENT_BYTES = 64 << 20
+PATIENCE_S = 300
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which columns are what."""
+
+    function: str
+    key: str
+    args: tuple[str, ...]
+    args_json: str
+    request_id: str
+    call_json: str = ""
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Wanted:
+        wanted = cls(
+            options.get("function", ""),
+            options.get("key", "" if options.get("callJson") else "key"),
+            tuple(names(options, "args")),
+            options.get("argsJson", ""),
+            options.get("requestId", ""),
+            options.get("callJson", ""),
+        )
+        if wanted.args and wanted.args_json:
+            raise StreamError("give args, a list of columns, or argsJson, one column with a list in JSON; not both")
+        if wanted.call_json and (wanted.function or wanted.args or wanted.args_json):
+            raise StreamError("callJson has all of a call: leave out function, args and argsJson")
+        return wanted
+
+    def columns(self) -> list[str]:
+        return [name for name in (self.key, *self.args, self.args_json, self.request_id, self.call_json) if name]
+
+    def check(self, columns: list[str]) -> None:
+        missing = [name for name in self.columns() if name not in columns]
+        if missing:
+            raise StreamError(f"the stream has no column {', '.join(missing)}; it has: {', '.join(columns)}")
+        if not self.function and not self.call_json and "function" not in columns:
+            raise StreamError(
+                "which function do the rows call? Name it, as in option function = account.transfer, or give a column "
+                f"function; the columns are: {', '.join(columns)}"
+            )
+
+    def check_function(self, store: Store) -> None:
+        """Against what is known of the app that runs on the store."""
+        if not self.function:
+            return
+        try:
+            current = read_checked(store, CURRENT)
+        except (ObjectMissing, ValueError):
+            raise StreamError(
+                f"{store.url} was not opened by an app yet: start the app with this store first"
+            ) from None
+        known = current["functions"].get(self.function)
+        if known is None:
+            raise UnknownFunction(
+                f"no function {self.function} in the app that runs on {store.url}; it has: "
+                f"{', '.join(current['functions'])}"
+            )
+        least, most, parameters = known
+        count = len(self.args)
+        if not self.args_json and not (least <= count and (most is None or count <= most)):
+            raise StreamError(
+                f"{self.function}({parameters}) cannot be called with the {count} columns {list(self.args)}"
+            )
+
+    def columns_of(self, table: pa.Table) -> pa.Table:
+        """As a segment has them."""
+        columns: dict[str, Any] = {"key": table.column(self.key)} if self.key else {}
+        columns |= {f"arg{at}": table.column(name) for at, name in enumerate(self.args)}
+        if self.args_json:
+            columns["args"] = as_text(table.column(self.args_json))
+        if self.request_id:
+            columns["id"] = as_text(table.column(self.request_id))
+        if self.call_json:
+            columns["call"] = table.column(self.call_json).cast(pa.binary())
+            if self.key:
+                columns["key"] = columns["key"].cast(pa.binary())
+        elif not self.function:
+            columns["function"] = full_names(table)
+        return pa.table(columns)
+
+
+def as_text(column: Any) -> Any:
+    """Bytes that are no Unicode stay as they are: the row is refused, and not the batch."""
+    return column.cast(pa.string(), safe=False)
+
+
+def full_names(table: pa.Table) -> Any:
+    import pyarrow.compute as pc
+
+    function = table.column("function")
+    if "operator" not in table.column_names:
+        return function
+    return pc.binary_join_element_wise(table.column("operator"), function, ".")
+
+
+@dataclasses.dataclass
+class TaskCommit(WriterCommitMessage):
+    """What one task did."""
+
+    query: str
+    batch: int
+    partition: int
+    segments: list[InboxSegment]
+
+
+class CallsSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "headrace.calls"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        if overwrite:
+            raise StreamError('calls cannot overwrite anything: write them with .mode("append")')
+        return TableWriter(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return StreamWriter(self.options, schema)
+
+
+class CallsWriter:
+    """What both kinds share. It is made in the driver and travels to the tasks."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self.options = located(options)
+        self.wanted = Wanted.of(options)
+        self.wanted.check(schema.fieldNames())
+        self.patience_s = whole(options, "patience", PATIENCE_S, 1)
+        self.wanted.check_function(store_of(options))
+        settle()
+
+    def _write(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int, partition: int) -> TaskCommit:
+        store = store_of(self.options)
+        segments = [
+            write_segment(store, query, batch, partition, self.wanted.columns_of(rows))
+            for rows in gathered(iterator, SEGMENT_BYTES)
+        ]
+        settle()
+        return TaskCommit(query, batch, partition, segments)
+
+    def _close(self, messages: list[WriterCommitMessage | None], batch: int) -> Closed:
+        written = sorted(
+            (message for message in messages if isinstance(message, TaskCommit)), key=lambda each: each.partition
+        )
+        assert written, "Spark makes a task also for a batch without any partition"
+        segments = [segment for each in written for segment in each.segments]
+        closed = Closed(written[0].query, batch, self.wanted.function, segments)
+        store = store_of(self.options)
+        if not close_batch(store, closed):
+            discard_repeat(store, closed)  # it was closed before, by an attempt that Spark does not know of
+        return closed
+
+
+class StreamWriter(CallsWriter, DataSourceStreamArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
+        task = TaskContext.get()
+        assert task is not None
+        query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
+        if query is None or batch is None:
+            raise StreamError("Spark did not tell which query this is: headrace.calls needs Spark 4.1 or later")
+        return self._write(iterator, query, int(batch), task.partitionId())
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        closed = self._close(messages, batchId)
+        await_taken(store_of(self.options), (closed.query, batchId - 1), self.patience_s)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Also called when a commit fails, that may have closed the batch or may yet (a bucket can do what it was asked
+        for after it has said that it failed): then the segments stay, and go with those of the batch. If a task failed
+        there was no commit."""
+        if all(isinstance(message, TaskCommit) for message in messages):
+            return
+        store = store_of(self.options)
+        for message in messages:
+            if isinstance(message, TaskCommit):
+                discard(store, message.segments)
+
+
+class TableWriter(CallsWriter, DataSourceArrowWriter):
+    """A DataFrame that is no stream is one batch of a query of its own. With the option `name` it is known by that, and
+    runs once however often it is written."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
+        name = options.get("name", "")
+        if name.startswith(ONCE):
+            raise StreamError(f"the name {name!r} begins as those that are made up do: give one without {ONCE!r}")
+        self.query = name or f"{ONCE}{uuid.uuid4()}"
+        try:
+            check_name(segment_name((self.query, 0), 0))
+        except StoreError:
+            raise StreamError(
+                f"{name!r} is no name for a table of calls: letters, digits and _.=+@- are, and not too many of them"
+            ) from None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:
+        task = TaskContext.get()
+        assert task is not None
+        return self._write(iterator, self.query, 0, task.partitionId())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Returns when all rows are final."""
+        await_taken(store_of(self.options), self._close(messages, 0).source, self.patience_s)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """If all tasks wrote theirs, the commit failed: whether the batch was closed, and has run since, nobody can
+        tell, and the segments stay."""
+        written = [message for message in messages if isinstance(message, TaskCommit)]
+        if len(written) < len(messages):
+            for message in written:
+                discard(store_of(self.options), message.segments)

@@ -1,0 +1,327 @@
+"""`headrace.changes`: what each epoch changed, one row per entity, as a stream or a table.
+
+    spark.readStream.format("headrace.changes").option("operator", "account").load("bank-store")
+
+Rules:
+1. A row is the net change of an entity in an epoch: its state at the epoch's start and at its end, null where there was
+   none. Epochs come in order; within one, entities are ordered by operator and key.
+2. States are JSON, made without the app: see `plain` in wire/values.py. Where one operator is asked for, whose state is
+   declared, `option("as", "columns")` gives typed ones, as `headrace.state` has them.
+3. An operator's changes are there from the epoch on with which it began to log them. Who asks for earlier ones, and who
+   was reading when it ceased to, is told.
+4. A bulk load and a migration are no changes of an epoch: the changelog begins anew behind them. A stream that began
+   before stops there by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.durability.columns import KINDS, Columns
+from headrace.durability.columns import join as cells_of
+from headrace.durability.identity import CURRENT, print_of, read_checked
+from headrace.durability.log.changelog import DELETE, INSERT, Changelog, EpochChanges, spread_array
+from headrace.durability.log.log import read_log
+from headrace.durability.reading.store_reader import StoreReader
+from headrace.durability.reading.typed import TableShape, arrays, declared
+from headrace.durability.store import Store
+from headrace.errors import BadValue, StreamError
+from headrace.spark.sources.epoch_streams import Epochs, EpochSource, EpochStream, EpochTable
+from headrace.spark.sources.replies import ResultTexts, key_text, size_of
+from headrace.wire.values import shown
+
+KIND_NAMES = pa.array(["update", "insert", "delete"])  # by their number in a record
+KEY_TYPES = {"int": "long", "text": "string"}
+ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if one epoch alone is
+TIME = pa.timestamp("us", "UTC")
+
+
+def schema_of(state: pa.DataType) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("epoch", pa.int64(), nullable=False),
+            pa.field("operator", pa.string(), nullable=False),
+            pa.field("key", pa.string(), nullable=False),  # an int as its digits, bytes in hexadecimal
+            pa.field("key_type", pa.string(), nullable=False),  # long, string, binary
+            pa.field("kind", pa.string(), nullable=False),  # insert, update, delete
+            pa.field("before", state),
+            pa.field("after", state),
+            pa.field("time", TIME, nullable=False),  # the log's, at which the epoch was closed
+        ]
+    )
+
+
+class ChangesLog(Epochs):
+    """The changelog."""
+
+    folder, what = "changes", "the changes"
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.operator = options.get("operator")
+        self.is_typed = options.get("as", "json") == "columns"
+        self.shape: TableShape | None = None  # None: as JSON
+        if options.get("as", "json") not in ("json", "columns"):
+            raise StreamError(f'the option "as" is {options.get("as")!r}; it must be json or columns')
+        if self.is_typed and self.operator is None:
+            raise StreamError('typed columns are those of one operator: name it with .option("operator", ...)')
+
+    def origin(self, store: Store) -> int:
+        _, last, newest = self._newest(store)
+        return newest.epoch - last
+
+    def begin(self, store: Store) -> int:
+        """From there on the changes lead to the state."""
+        newest = self._newest(store)[2]
+        return newest.epoch + 1 if self._loaded(store, newest) else newest.unbroken(self.operator)
+
+    def oldest(self, store: Store) -> int:
+        return self._newest(store)[2].begin
+
+    def mark(self, store: Store, epoch: int) -> dict[str, int]:
+        """How often the operators had begun anew by then: once more is too much."""
+        _, last, newest = self._newest(store)
+        if epoch > newest.epoch:
+            begun = dict(newest.header.breaks)
+            for name, count in self._loaded(store, newest).items():  # the next record will know
+                begun[name] = begun.get(name, 0) + count
+            return self._watched(begun)
+        record = EpochChanges(next(read_log(store, self.folder, epoch - newest.epoch + last)).data)
+        if self.operator is not None and self.operator not in record.since:
+            self.check_begin(epoch, newest.since[self.operator])
+        return self._watched(record.header.breaks)
+
+    def _watched(self, breaks: Mapping[str, int]) -> dict[str, int]:
+        return {name: count for name, count in breaks.items() if count and self.operator in (None, name)}
+
+    def _loaded(self, store: Store, newest: EpochChanges) -> dict[str, int]:
+        """What was loaded since this record, which is the newest, and how often: no epoch has run on it yet."""
+        base = StoreReader(store).snapshots.newest()
+        loads = {} if base is None or base.epoch < newest.epoch else base.meta.get("loads", {})
+        fresh = {name: loads.get(name, 0) - newest.header.loads.get(name, 0) for name in newest.since}
+        return {name: count for name, count in fresh.items() if count > 0 and self.operator in (None, name)}
+
+    def look(self, store: Store) -> None:
+        """What is wrong with the options, and of which type the states are."""
+        self._newest(store)
+        if self.is_typed:
+            assert self.operator is not None
+            current = read_checked(store, CURRENT)["fingerprint"]
+            self.shape = declared(print_of(store, current), self.operator)
+            if self.shape is None:
+                raise StreamError(
+                    f"operator {self.operator!r} does not say what its state is: declare it, as in "
+                    f'app.operator({self.operator!r}, state=...), or leave out option("as", "columns")'
+                )
+
+    @property
+    def state_type(self) -> pa.DataType:
+        """Of the columns `before` and `after`."""
+        if self.shape is None:
+            return pa.string()
+        if not self.shape.is_record:
+            return self.shape.columns[0].type
+        return pa.struct([(column.name, column.type) for column in self.shape.columns])
+
+    def _newest(self, store: Store) -> tuple[int, int, EpochChanges]:
+        changelog = Changelog(store)
+        found = changelog.newest()
+        if found is None:
+            raise StreamError(str(changelog.missing(1, 1)))
+        since = found[2].since
+        if self.operator is not None and self.operator not in since:
+            known = ", ".join(sorted(since)) or "none"
+            raise StreamError(
+                f"operator {self.operator!r} does not log its changes; those that do: {known}. Turn it on with "
+                f"app.operator({self.operator!r}, changes=True), and start the app again"
+            )
+        return found
+
+    def check_begin(self, epoch: int, oldest: int, last: int | None = None) -> None:
+        if epoch < oldest:
+            whose = "" if self.operator is None else f" of operator {self.operator!r}"
+            raise StreamError(
+                f"the changes of epoch {epoch}{whose} are not there: those of epoch {oldest} are the oldest. Before it "
+                "they were not logged, or are not kept any more (Config(reply_retention_us=...) says for how long). "
+                f'Begin there, with .option("startingEpoch", {oldest}) and a new checkpoint; what was before is in the '
+                f'state: .format("headrace.state").option("asOfEpoch", {oldest - 1})'
+            )
+        super().check_begin(epoch, oldest, last)
+
+    def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
+        gathered = self._gathered()
+        for epoch, data in records:
+            changes = EpochChanges(data)
+            self._check(epoch, changes, mark or {})
+            for name in changes.operators if self.operator is None else [self.operator]:
+                gathered.add(changes, name)
+            if gathered.rows >= ROWS_MAX or gathered.bytes >= BYTES_MAX:
+                yield gathered.batch()
+                gathered = self._gathered()
+        if gathered.rows:
+            yield gathered.batch()
+
+    def _gathered(self) -> ChangeRows:
+        return ChangeRows(self.state_type, self.shape)
+
+    def _check(self, epoch: int, changes: EpochChanges, mark: dict[str, int]) -> None:
+        """Is it the epoch that was meant, did the operator still log, and does it continue what was read?"""
+        if changes.epoch != epoch or epoch < changes.begin:
+            raise StreamError(
+                f"the changes of epochs {epoch} to {changes.begin - 1} were not logged. Begin anew, with "
+                f'.option("startingEpoch", {changes.begin}) and a new checkpoint'
+            )
+        if self.operator is not None and self.operator not in changes.since:
+            raise StreamError(
+                f"operator {self.operator!r} ceased to log its changes before epoch {epoch}: what it changed then is "
+                "not known. Turn changes=True on again, and begin anew with a new checkpoint"
+            )
+        if self._watched(changes.header.breaks) != mark:
+            unbroken = changes.unbroken(self.operator)
+            raise StreamError(
+                f"before epoch {unbroken} states were loaded, migrated, or changed without being logged: what was read "
+                f'up to then does not lead to the state. Begin anew, with .option("startingEpoch", {unbroken}) and a '
+                'new checkpoint; what was before is in the state: .format("headrace.state")'
+                f'.option("asOfEpoch", {unbroken - 1})'
+            )
+
+
+class ChangesSource(EpochSource):
+    epochs = ChangesLog
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace.changes"
+
+    def schema(self) -> StructType:  # type: ignore[override]
+        return from_arrow_schema(schema_of(self._looked().state_type))
+
+    def reader(self, schema: StructType) -> EpochTable:
+        return EpochTable(self._looked())
+
+    def streamReader(self, schema: StructType) -> EpochStream:
+        made = super().streamReader(schema)
+        made.epochs = self._looked()
+        return made
+
+    def _looked(self) -> ChangesLog:
+        logged = ChangesLog(self.options)
+        logged.look(logged.open())
+        return logged
+
+
+class ChangeRows:
+    """Rows of epochs, on their way into one record batch."""
+
+    def __init__(self, state_type: pa.DataType, shape: TableShape | None) -> None:
+        self.rows = self.bytes = 0
+        self.schema = schema_of(state_type)
+        make: Callable[[], Any] = Texts if shape is None else lambda: Typed(shape, state_type)
+        self._befores, self._afters = make(), make()
+        self._keys: list[pa.Array] = []
+        self._key_types: list[pa.Array] = []
+        self._kinds: list[Any] = []
+        self._epochs: list[tuple[int, int, str]] = []  # epoch, time, operator
+        self._counts: list[int] = []
+
+    def add(self, changes: EpochChanges, operator: str) -> None:
+        found = changes.compact(operator)
+        if found is None:
+            return
+        keys, kinds, befores, afters = found
+        texts, types = keys_as_text(keys)
+
+        def named(row: int) -> str:
+            return f"{operator} {shown(texts[row].as_py())} in epoch {changes.epoch}"
+
+        self._befores.add(befores, kinds != INSERT, named)
+        self._afters.add(afters, kinds != DELETE, named)
+        self._keys.append(texts)
+        self._key_types.append(types)
+        self._kinds.append(kinds)
+        self._epochs.append((changes.epoch, changes.closed_us, operator))
+        self._counts.append(len(keys))
+        self.rows += len(keys)
+        self.bytes += size_of(befores) + size_of(afters)
+
+    def batch(self) -> pa.RecordBatch:
+        epochs, times, operators = zip(*self._epochs, strict=True)
+        which = np.repeat(np.arange(len(self._counts)), self._counts)
+        columns = [
+            pa.array(np.array(epochs, np.int64)[which]),
+            pa.array(operators, pa.string()).take(pa.array(which)),
+            pa.concat_arrays(self._keys),
+            pa.concat_arrays(self._key_types),
+            KIND_NAMES.take(pa.array(np.concatenate(self._kinds))),
+            self._befores.array(),
+            self._afters.array(),
+            pa.array(np.array(times, np.int64)[which]).cast(pa.timestamp("us")).cast(TIME),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+class Texts:
+    """States as JSON: many epochs at a time, those of one kind together."""
+
+    def __init__(self) -> None:
+        self._results = ResultTexts()
+        self._is_there: list[Any] = []
+
+    def add(self, states: pa.Array, is_there: Any, named: Callable[[int], str]) -> None:
+        if len(states):
+            self._results.add(states)
+        self._is_there.append(is_there)
+
+    def array(self) -> pa.Array:
+        is_there = np.concatenate(self._is_there)
+        texts = self._results.array() if is_there.any() else pa.array([], pa.string())
+        return spread_array(texts, is_there)
+
+
+class Typed:
+    """States as columns of a declared type."""
+
+    def __init__(self, shape: TableShape, type: pa.DataType) -> None:
+        self.shape, self.type = shape, type
+        self._parts: list[pa.Array] = []
+
+    def add(self, states: pa.Array, is_there: Any, named: Callable[[int], str]) -> None:
+        if not len(states):
+            self._parts.append(pa.nulls(len(is_there), self.type))
+            return
+        where = np.flatnonzero(is_there)
+        try:
+            made = arrays(columns_of(states), self.shape, lambda row: named(int(where[row])))
+        except BadValue as error:
+            raise StreamError(str(error)) from None
+        if self.shape.is_record:
+            whole = pa.StructArray.from_arrays(made, fields=list(self.type))
+        else:
+            (whole,) = made
+        self._parts.append(spread_array(whole.cast(self.type), is_there))
+
+    def array(self) -> pa.Array:
+        return pa.concat_arrays(self._parts)
+
+
+def columns_of(column: pa.Array) -> Columns:
+    """By kind, as they were split."""
+    if pa.types.is_struct(column.type):
+        return dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+    return {next(kind for kind, type in KINDS.items() if type == column.type): column}
+
+
+def keys_as_text(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """And of which type each was."""
+    kinds = columns_of(keys)
+    if len(kinds) == 1 and (kind := next(iter(kinds))) in KEY_TYPES:
+        return keys.cast(pa.string()), pa.repeat(KEY_TYPES[kind], len(keys))
+    cells = cells_of(kinds)
+    names = {int: "long", str: "string", bytes: "binary"}
+    return pa.array(map(key_text, cells), pa.string()), pa.array([names[type(key)] for key in cells], pa.string())

@@ -1,0 +1,285 @@
+"""What streams of epochs have in common: the offsets are epochs, and the rows of an epoch are one record of a log.
+
+Rules:
+1. The offset {"epoch": n, "cluster": id} says that all epochs up to n were delivered, of that store: in another one it
+   means nothing. What lies between two offsets never changes: a micro-batch that Spark repeats has the same rows. Some
+   streams note in a `mark` what they began with, by which they see that it is over.
+2. Spark plans in a process that lives as long as the query, and follows the log there (durability/reading/tail.py). It
+   reads in others: they open the store themselves, and are told where in the log to begin.
+3. An epoch that is not kept any more, or not there yet, stops the query by name. Nothing is left out in silence.
+
+A source gives the name of its log, and makes record batches of its records. See replies.py.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxFiles,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from headrace.durability.identity import identity_of
+from headrace.durability.log.log import bounds, read_log
+from headrace.durability.log.segments import RecordPosition
+from headrace.durability.reading.tail import Tail
+from headrace.durability.store import Store
+from headrace.errors import LogBroken, StoreError, StreamError
+from headrace.spark.sources.options import located, store_of, whole
+from headrace.spark.tasks import settle
+
+PARTITIONS = 2
+PARTITION_BYTES_MIN = 256 << 10  # of the log: fewer are not worth another task
+LOOK_AGAIN_S = 0.2  # in a bucket, where each look is a request that is paid for
+
+
+class RecordRange(InputPartition):
+    """Consecutive records of a log."""
+
+    def __init__(
+        self, first: int, last: int, origin: int, spot: RecordPosition | None = None, mark: Any = None
+    ) -> None:
+        self.first, self.last, self.origin, self.spot, self.mark = first, last, origin, spot, mark
+
+    def __repr__(self) -> str:
+        return f"Stretch({self.first}, {self.last})"
+
+
+class Epochs(ABC):
+    """One log whose records are epochs, as a source of rows. Holds nothing that is open: it travels to the readers."""
+
+    folder: ClassVar[str]  # of the log, in the store
+    what: ClassVar[str]  # of an epoch, for messages: "the replies"
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = located(options)
+        self.partitions_max = whole(options, "partitions", PARTITIONS, 1)
+        self.starting = whole(options, "startingEpoch", 0, 1)  # 0: not given
+        self.ending = whole(options, "endingEpoch", 0, 1)
+        self.epochs_max = whole(options, "maxEpochsPerBatch", 0, 1)
+
+    @abstractmethod
+    def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
+        """The rows of these records: (epoch, data), in order, of a stream that began with this mark. Runs where Spark
+        reads."""
+
+    def origin(self, store: Store) -> int:
+        """The epoch of a record is its number and this."""
+        identity = identity_of(store)
+        assert identity is not None
+        return int(identity["epoch0"])
+
+    def cluster(self, store: Store) -> str:
+        """What tells this store from others, also from one that is made anew in its place."""
+        identity = identity_of(store)
+        assert identity is not None
+        return str(identity["cluster"])
+
+    def begin(self, store: Store) -> int:
+        """With which epoch to begin, unless told otherwise."""
+        return 0
+
+    def oldest(self, store: Store) -> int:
+        """What is before this epoch does not count, though it may be there."""
+        return 0
+
+    def mark(self, store: Store, epoch: int) -> Any:
+        """What a stream that begins with this epoch shall note, in JSON; None if nothing."""
+        return None
+
+    def open(self) -> Store:
+        return store_of(self.options)
+
+    def check_begin(self, epoch: int, oldest: int, last: int | None = None) -> None:
+        """One can begin with what is kept, or with the epoch that comes next."""
+        if last is not None and epoch > last + 1:
+            raise StreamError(f"startingEpoch is {epoch}, and the last epoch so far is {last}")
+        if epoch < oldest:
+            raise StreamError(
+                f"{self.what} of epoch {epoch} are not kept any more: those of epoch {oldest} are the oldest. Begin "
+                f'there, with .option("startingEpoch", {oldest}) and a new checkpoint; Config(reply_retention_us=...) '
+                "says for how long they are kept"
+            )
+
+    def read(self, stretch: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(stretch, RecordRange):  # Spark's stand-in where there are no partitions
+            return iter(())
+        return self._read(stretch)
+
+    def _read(self, stretch: RecordRange) -> Iterator[pa.RecordBatch]:
+        yield from self.batches(self._records(stretch), stretch.mark)
+        settle()
+
+    def _records(self, stretch: RecordRange) -> Iterator[tuple[int, bytes]]:
+        store, origin, number = self.open(), stretch.origin, stretch.first
+        trouble: StoreError | None = None
+        try:
+            for record in read_log(store, self.folder, stretch.first, stretch.spot):
+                yield record.number + origin, record.data
+                number = record.number + 1
+                if number > stretch.last:
+                    return
+        except StoreError as error:
+            trouble = error
+        first, last = bounds(store, self.folder)
+        self.check_begin(number + origin, first + origin)
+        if trouble is not None and not (isinstance(trouble, LogBroken) and last < number):
+            raise trouble
+        raise StreamError(
+            f"{self.what} of epoch {number + origin} were there and are not any more: {store.url}/{self.folder} ends "
+            f"with epoch {last + origin}. If the machine went down they come again when the app starts; start the "
+            "query again then"
+        )
+
+
+class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream reader for epochs."""
+
+    def __init__(self, epochs: Epochs) -> None:
+        self.epochs = epochs
+        self._tail: Tail | None = None  # opened where Spark plans, never where it reads
+        self._origin, self._oldest, self._cluster = 0, 0, ""
+        self._seen: tuple[float, int, int] | None = None  # the last look: when, the oldest epoch, the last
+        self._target: int | None = None  # of a query that ends with what there is now
+
+    def __reduce__(self) -> tuple[type[EpochStream], tuple[Epochs]]:
+        """What travels to the readers holds nothing that is open."""
+        return EpochStream, (self.epochs,)
+
+    def initialOffset(self) -> dict[str, Any]:
+        oldest, last = self._look()
+        first = self.epochs.starting
+        if first:
+            self.epochs.check_begin(first, oldest, last)
+        else:
+            first = max(oldest, self.epochs.begin(self._store))
+        return self._marked({"epoch": first - 1, "cluster": self._cluster})
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        last = self._target if self._target is not None else self._look()[1]
+        self._check(start)
+        if isinstance(limit, ReadMaxFiles):
+            last = min(last, start["epoch"] + limit.max_files)
+        if last <= start["epoch"]:
+            return start
+        return self._marked(start) | {"epoch": last, "cluster": self._cluster}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Spark knows limits of rows, bytes and files; an epoch is most like a file."""
+        return ReadMaxFiles(self.epochs.epochs_max) if self.epochs.epochs_max else ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return {"epoch": self._seen[2], "cluster": self._cluster} if self._seen is not None else None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._look()[1]
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        if start["epoch"] >= end["epoch"]:
+            return []
+        oldest, _ = self._look()
+        self._check(start)
+        self._check(end)
+        self.epochs.check_begin(start["epoch"] + 1, oldest)
+        assert self._tail is not None
+        first, last = start["epoch"] + 1 - self._origin, end["epoch"] - self._origin
+        stretches = self._tail.cut(first, last, self.epochs.partitions_max, PARTITION_BYTES_MIN)
+        spot, mark = self._tail.spot, self._marked(start).get("mark")
+        return [RecordRange(first, last, self._origin, spot(first), mark) for first, last in stretches]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.epochs.read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._tail is not None:
+            self._tail.forget(end["epoch"] + 1 - self._origin)
+
+    def _marked(self, offset: dict[str, Any]) -> dict[str, Any]:
+        """With what the stream notes of its beginning; this offset is it, if it has no such note."""
+        if "mark" not in offset:
+            mark = self.epochs.mark(self._store, offset["epoch"] + 1)
+            return offset if mark is None else offset | {"mark": mark}
+        return offset
+
+    @property
+    def _store(self) -> Store:
+        assert self._tail is not None
+        return self._tail.store
+
+    def _check(self, offset: dict[str, Any]) -> None:
+        if offset.get("cluster", self._cluster) != self._cluster:
+            raise StreamError(
+                f"the checkpoint is of another store (its cluster is {offset['cluster']}, here it is {self._cluster}), "
+                "whose epochs are not those of this one. Give the store that it belongs to, or start the query with a "
+                "new checkpoint location"
+            )
+
+    def _look(self) -> tuple[int, int]:
+        """The oldest epoch that is kept, and the last one."""
+        if self._tail is None:
+            store = self.epochs.open()
+            self._origin, self._oldest = self.epochs.origin(store), self.epochs.oldest(store)
+            self._cluster = self.epochs.cluster(store)
+            self._tail = Tail(store, self.epochs.folder)
+        now = time.monotonic()
+        if self._seen is None or self._tail.store.can_append or now - self._seen[0] >= LOOK_AGAIN_S:
+            first, last = self._tail.look()
+            self._seen = now, max(first + self._origin, self._oldest), last + self._origin
+        return self._seen[1:]
+
+
+class EpochTable(DataSourceReader):
+    """The same rows at once: of the epochs there are, or of some of them."""
+
+    def __init__(self, epochs: Epochs) -> None:
+        self.epochs = epochs
+
+    def partitions(self) -> list[InputPartition]:
+        store = self.epochs.open()
+        origin = self.epochs.origin(store)
+        tail = Tail(store, self.epochs.folder)
+        oldest, last = (number + origin for number in tail.look())
+        oldest = max(oldest, self.epochs.oldest(store))
+        first = self.epochs.starting or max(oldest, self.epochs.begin(store))
+        end = self.epochs.ending or last
+        self.epochs.check_begin(first, oldest, last)
+        if end > last:
+            raise StreamError(f"endingEpoch is {end}, and the last epoch so far is {last}")
+        if first > end:
+            return []
+        stretches = tail.cut(first - origin, end - origin, self.epochs.partitions_max, PARTITION_BYTES_MIN)
+        mark = self.epochs.mark(store, first)
+        return [RecordRange(first, last, origin, tail.spot(first), mark) for first, last in stretches]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self.epochs.read(partition)
+
+
+class EpochSource(DataSource):
+    """`format("headrace....")`, as a stream and as a table. A source gives its name, its schema and its `Epochs`."""
+
+    rows: ClassVar[str]  # the schema, as Spark writes it
+    epochs: ClassVar[type[Epochs]]
+
+    def schema(self) -> str:
+        """Also where what is wrong with the options is told first: by `load`."""
+        self.epochs(self.options).open()
+        return self.rows
+
+    def reader(self, schema: StructType) -> EpochTable:
+        return EpochTable(self.epochs(self.options))
+
+    def streamReader(self, schema: StructType) -> EpochStream:
+        epochs = self.epochs(self.options)
+        if epochs.ending:
+            raise StreamError("endingEpoch is for spark.read: a stream goes on (availableNow ends with what there is)")
+        return EpochStream(epochs)

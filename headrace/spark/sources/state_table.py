@@ -1,0 +1,392 @@
+"""State as a table: the entities of one operator at the end of an epoch, one row each.
+
+    spark.read.format("headrace.state").option("operator", "account").load("bank-store")
+
+Rules:
+1. A DataFrame is the state at one epoch, which is chosen when it is loaded. All that is made of it agrees.
+2. The key is a column of its own type; a dataclass or struct is one column per field, anything else the column `value`.
+   `option("as", "json")` gives any state as text.
+3. Readers share the work by ranges of shards. Who names keys reads only their shards.
+
+Spark 4 keeps the plan of a Python source per `load`, not per query: a filter that was pushed down stays for whatever
+else is done with that DataFrame. So filters are pushed down only where one says that there is but one; from Spark 5 on
+always.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    In,
+    InputPartition,
+    IsNotNull,
+)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
+
+from headrace.durability.columns import Columns, join, unpacked
+from headrace.durability.reading.scan import Range, Scan, ScannedRows
+from headrace.durability.reading.typed import JSON, VALUE, Column, Guess, TableShape, arrays, declared
+from headrace.durability.reading.views import EpochEnd, View
+from headrace.errors import StreamError
+from headrace.model.fingerprint import Fingerprint
+from headrace.runtime.loading import load
+from headrace.spark.sources.options import located, store_of, text, whole
+from headrace.wire.values import shown
+
+PARTITION_BYTES = 16 << 20  # compressed
+PARTITIONS_MIN, PARTITIONS_MAX = 2, 256
+KEY_TYPES = {"int": pa.int64(), "text": pa.string(), "packed": pa.binary()}
+YES, NO = ("true", "1", "yes"), ("false", "0", "no")
+
+
+class Slice(InputPartition):
+    """The part of one reader. Without a moment it is the newest one, when it is read."""
+
+    def __init__(self, within: Range | None, keys: list[Any] | None, moment: EpochEnd | None) -> None:
+        self.within, self.keys, self.moment = within, keys, moment
+
+    def __repr__(self) -> str:
+        return f"Slice({self.within})"
+
+
+class StateQuery:
+    """What the options say. Holds nothing that is open: it travels to the readers."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = located(options)
+        self.operator = text(options, "operator")
+        self.key = text(options, "keyColumn", "key")
+        self.is_json = self._as_json(options)
+        self.epoch = whole(options, "asOfEpoch", 0) if "asOfEpoch" in options else None
+        self.partitions = whole(options, "partitions", 0, 1)
+        self.keys = keys_of(options["keys"]) if "keys" in options else None
+        self.is_live = flag(options, "live", False)
+        self.pushes = flag(options, "pushdown", int(pyspark.__version__.partition(".")[0]) >= 5)
+        self.app = options.get("app")
+        if self.is_live and (self.epoch is not None or self.partitions > 1):
+            raise StreamError("a live table is the newest state, in one partition: leave asOfEpoch and partitions out")
+
+    @staticmethod
+    def _as_json(options: Mapping[str, str]) -> bool:
+        given = options.get("as", "columns")
+        if given not in ("json", "columns"):
+            raise StreamError(f'the option "as" is {given!r}; it must be json or columns')
+        return given == "json"
+
+    def view(self) -> View:
+        return View(store_of(self.options), self.operator, None if self.app is None else load(self.app))
+
+    def moment(self, view: View) -> EpochEnd:
+        return view.newest() if self.epoch is None else view.at(self.epoch)
+
+
+class StateSource(DataSource):
+    """`headrace.state`."""
+
+    moment: EpochEnd | None = None  # set by `schema`, which Spark calls first, unless it was given one
+
+    @classmethod
+    def name(cls) -> str:
+        return "headrace.state"
+
+    @functools.cached_property
+    def asked(self) -> StateQuery:
+        return StateQuery(self.options)
+
+    def schema(self) -> StructType:
+        asked = self.asked
+        view = asked.view()
+        self.moment = asked.moment(view)
+        print = view.print(self.moment)
+        view.check(print)
+        look = InferredTypes(view, self.moment, print, guesses=not asked.is_json)
+        shape = JSON if asked.is_json else declared(print, asked.operator) or look.shape()
+        if asked.key in (column.name for column in shape.columns):
+            raise StreamError(
+                f"operator {asked.operator!r} has a field {asked.key!r} already: give the column of the keys another "
+                'name, as in option("keyColumn", "id")'
+            )
+        fields = [pa.field(asked.key, look.key_type(), nullable=False)]
+        fields += [
+            pa.field(column.name, column.type, metadata={"json": "true"} if column.is_json else None)
+            for column in shape.columns
+        ]
+        made = from_arrow_schema(pa.schema(fields))
+        for field, column in zip(made.fields[1:], shape.columns, strict=True):
+            field.metadata = {"json": True} if column.is_json else {}
+        return made
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        kind = PushingReader if self.asked.pushes else StateReader
+        return kind(self.asked, schema, self.moment)
+
+
+class StateReader(DataSourceReader):
+    def __init__(self, asked: StateQuery, schema: StructType, moment: EpochEnd | None) -> None:
+        self.asked, self.table, self.moment = asked, schema, moment
+        self.keys = asked.keys
+
+    def partitions(self) -> list[InputPartition]:
+        asked = self.asked
+        if asked.is_live:
+            return [Slice(None, self.keys, None)]
+        view = asked.view()
+        moment = self.moment or asked.moment(view)
+        print = view.print(moment)
+        view.check(print)
+        scan = view.scan(moment, print)
+        count = asked.partitions or min(max(PARTITIONS_MIN, scan.bytes // PARTITION_BYTES), PARTITIONS_MAX)
+        ranges = view.ranges(moment, scan, count, self.keys)
+        return [Slice(within, self.keys, moment) for within in ranges] or [Slice((0, -1), [], moment)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Slice)
+        view = self.asked.view()
+        moment = partition.moment or view.newest()
+        print = view.print(moment)
+        view.check(print)
+        target = to_arrow_schema(self.table, timezone="UTC")
+        shape = self._shape(print)
+        for found in view.read(moment, print, partition.within, partition.keys):
+            yield self._batch(found, shape, target)
+
+    def _shape(self, print: Fingerprint) -> TableShape:
+        """By the table's schema, which may be the user's own. A table with the one column `value` is of whole states,
+        unless that is what the state's only field is called."""
+        target = to_arrow_schema(self.table, timezone="UTC")
+        columns = tuple(
+            Column(field.name, target.field(field.name).type, bool((field.metadata or {}).get("json")))
+            for field in self.table.fields
+            if field.name != self.asked.key
+        )
+        known = declared(print, self.asked.operator)
+        if self.asked.is_json:
+            return TableShape(tuple(column._replace(is_json=True) for column in columns), False)
+        if known is not None:
+            return TableShape(self._known(columns, known), known.is_record)
+        return TableShape(columns, [column.name for column in columns] != [VALUE])
+
+    def _known(self, columns: tuple[Column, ...], known: TableShape) -> tuple[Column, ...]:
+        names = [column.name for column in known.columns]
+        stranger = [column.name for column in columns if column.name not in names]
+        if stranger:
+            raise StreamError(
+                f"the states of operator {self.asked.operator!r} have no {', '.join(stranger)}; they have: "
+                f"{', '.join(names)} (and the keys are the column {self.asked.key!r})"
+            )
+        return columns
+
+    def _batch(self, found: ScannedRows, shape: TableShape, target: pa.Schema) -> pa.RecordBatch:
+        def named(row: int) -> str:
+            key = join({kind: column.slice(row, 1) for kind, column in found.keys.items()})[0]
+            return f"{self.asked.operator} {shown(key)}"
+
+        columns: dict[str, pa.Array] = {}
+        if shape.columns:
+            made = arrays(found.states, shape, named)
+            columns = {column.name: array for column, array in zip(shape.columns, made, strict=True)}
+        if self.asked.key in target.names:
+            columns[self.asked.key] = keys_as(found.keys, target.field(self.asked.key).type, self.asked.operator)
+        cells = [columns[field.name].cast(field.type) for field in target]
+        return pa.RecordBatch.from_arrays(cells, schema=target)
+
+
+class PushingReader(StateReader):
+    """Filters by keys are its own; all others are left to Spark."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for each in filters:
+            wanted = self._wanted(each)
+            if wanted is None:
+                yield each
+            else:
+                self.keys = [key for key in wanted if self.keys is None or key in self.keys]
+
+    def _wanted(self, filter: Filter) -> list[Any] | None:
+        """The keys that a filter leaves; None if it is about something else, or a key's text may stand for several."""
+        if getattr(filter, "attribute", None) != (self.asked.key,) or isinstance(filter, IsNotNull):
+            return None
+        given = filter.value if isinstance(filter, In) else [filter.value] if is_equality(filter) else None
+        if given is None or any(key is None for key in given):
+            return None
+        kind = self.table[self.asked.key].dataType.typeName()
+        if kind == "string":
+            return [key for value in given for key in meant_by(value)]
+        return [bytes(key) if kind == "binary" else key for key in given]
+
+
+def is_equality(filter: Filter) -> bool:
+    return isinstance(filter, EqualTo | EqualNullSafe)
+
+
+def meant_by(value: str) -> list[Any]:
+    """The keys that may stand in a column of texts as this one."""
+    found: list[Any] = [value]
+    if value.removeprefix("-").isdecimal() and str(int(value)) == value and -(1 << 63) <= int(value) < 1 << 64:
+        found.append(int(value))
+    try:
+        if bytes.fromhex(value).hex() == value:
+            found.append(bytes.fromhex(value))
+    except ValueError:
+        pass
+    return found
+
+
+class InferredTypes:
+    """What there is to see where nobody has declared it: types of keys and states."""
+
+    def __init__(self, view: View, moment: EpochEnd, print: Fingerprint, guesses: bool) -> None:
+        self.view, self.moment, self.print = view, moment, print
+        self.guesses = guesses and not print.operators[view.name].state
+        self.scan = view.scan(moment, print)
+
+    @functools.cached_property
+    def kinds(self) -> set[str] | None:
+        """The columns of all files of a snapshot, if that is all there is to read: nothing has to be read for it."""
+        return file_columns(self.scan) if self.moment.how == "snapshot" else None
+
+    @functools.cached_property
+    def seen(self) -> tuple[set[str], Guess]:
+        """All entities, looked at once."""
+        kinds: set[str] = set()
+        guess = Guess(self.view.name)
+        for found in self.view.read(self.moment, self.print):
+            for kind, column in found.keys.items():
+                kinds.add("large" if kind == "packed" and has_large(column) else kind)
+            if self.guesses:
+                guess.add(found.states)
+        return kinds, guess
+
+    def key_type(self) -> pa.DataType:
+        """Of a mixed key, and of none at all, a text."""
+        kinds = kinds_of(self.kinds, "key_")
+        if len(kinds) != 1 or kinds == {"packed"}:
+            kinds = self.seen[0]
+        return KEY_TYPES.get(kinds.pop(), pa.string()) if len(kinds) == 1 else pa.string()
+
+    def shape(self) -> TableShape:
+        kinds = kinds_of(self.kinds, "state_")
+        if len(kinds) == 1 and kinds < {"int", "float", "text"}:
+            types = {"int": pa.int64(), "float": pa.float64(), "text": pa.string()}
+            return TableShape((Column(VALUE, types[kinds.pop()]),), False)
+        return self.seen[1].shape() or JSON
+
+
+def kinds_of(names: set[str] | None, prefix: str) -> set[str]:
+    return {name.removeprefix(prefix) for name in names or () if name.startswith(prefix)}
+
+
+def file_columns(scan: Scan) -> set[str]:
+    """Only the ends of the files are read."""
+    names: set[str] = set()
+    for layer in scan.layers:
+        for stored in layer.objects:
+            size = min(stored.bytes, 64 << 10)
+            names.update(columns_in(scan, stored.name, stored.bytes, size))
+    return names
+
+
+def columns_in(scan: Scan, name: str, total: int, size: int) -> list[str]:
+    """By the footer of an Arrow file: its length stands before the last six bytes."""
+    end = scan.store.get_part(name, total - size, size)
+    footer = int.from_bytes(end[-10:-6], "little")
+    if footer + 10 > size < total:
+        return columns_in(scan, name, total, min(total, footer + 10))
+    file = PartialFile(total, {0: b"ARROW1\0\0", total - size: end})
+    return list(pa.ipc.open_file(pa.PythonFile(file, mode="r")).schema.names)
+
+
+class PartialFile:
+    """A file of which only some parts are at hand."""
+
+    closed = False
+
+    def __init__(self, total: int, parts: dict[int, bytes]) -> None:
+        self.total, self.parts, self.at = total, parts, 0
+
+    def read(self, size: int = -1) -> bytes:
+        size = self.total - self.at if size < 0 else size
+        for begin, data in self.parts.items():
+            if begin <= self.at and self.at + size <= begin + len(data):
+                found = data[self.at - begin : self.at - begin + size]
+                self.at += len(found)
+                return found
+        raise OSError(f"bytes {self.at} to {self.at + size} are not at hand")
+
+    def seek(self, at: int, whence: int = 0) -> int:
+        self.at = at + (0, self.at, self.total)[whence]
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def size(self) -> int:
+        return self.total
+
+    def close(self) -> None:
+        pass
+
+    def readable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return True
+
+
+def has_large(keys: pa.Array) -> bool:
+    """Is there an int above 63 bits among the bytes?"""
+    return any(type(unpacked(cell)) is int for cell in keys.drop_null().to_pylist())
+
+
+def keys_as(keys: Columns, type: pa.DataType, operator: str) -> pa.Array:
+    """The column of the keys."""
+    if list(keys) == ["int"] and pa.types.is_integer(type):
+        return keys["int"]
+    if list(keys) == ["text"] and pa.types.is_string(type):
+        return keys["text"]
+    found = join(keys)
+    if pa.types.is_string(type):
+        return pa.array([key.hex() if isinstance(key, bytes) else str(key) for key in found], pa.string())
+    wanted = bytes if pa.types.is_binary(type) else int
+    for key in found:
+        if not isinstance(key, wanted):
+            raise StreamError(
+                f"operator {operator!r} has the key {shown(key)}, and the column of the keys is {type}: make it a "
+                'string, as in .schema("key string, ...")'
+            )
+    return pa.array(found, type)
+
+
+def keys_of(given: str) -> list[Any]:
+    """The option `keys`: a JSON list of texts and ints."""
+    try:
+        keys = json.loads(given)
+    except ValueError:
+        keys = None
+    if not isinstance(keys, list) or any(type(key) not in (str, int) for key in keys):
+        raise StreamError(f'the option keys is {given!r}; it must be a JSON list, as in ["alice", "bob"] or [1, 2]')
+    return keys
+
+
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    given = options.get(name)
+    if given is None:
+        return default
+    if given.lower() not in (*YES, *NO):
+        raise StreamError(f"the option {name} is {given!r}; it must be true or false")
+    return given.lower() in YES
