@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import App, Config, Reply
-from headrace.core.channel import Send
-from headrace.core.coordinator import Read, ReadResult
-from headrace.core.engine import Answer, Submit
+from headrace.core.events import Answer, Read, ReadResult, Send, Submit
 from headrace.core.ingress import Admission
 from headrace.core.placement import ShardMap
 from headrace.model.operator import Operator

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import App, Config, Reply
-from headrace.core.coordinator import Coordinator, Lost, Rescale, Rescaled
-from headrace.core.engine import Answer, Engine, Read, ReadResult, Submit
+from headrace.core.coordinator import Coordinator
+from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
+from headrace.core.events import Answer, Lost, Perform, Read, ReadResult, Rescale, Rescaled, Responded, Submit
 from headrace.core.ingress import Admission
-from headrace.core.later.deferred import Perform, Responded
 from headrace.runtime.client import Replies
 from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle

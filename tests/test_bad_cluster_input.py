@@ -15,8 +15,7 @@ import pytest
 
 from headrace import Abort, App, Config, Context
 from headrace.core import order
-from headrace.core.channel import Received
-from headrace.core.coordinator import Lost
+from headrace.core.events import Lost, Received
 from headrace.errors import BadMessage, HeadraceError
 from headrace.wire.codec import MESSAGE_BYTES_MAX, decode_frame, encode
 from headrace.wire.messages import (

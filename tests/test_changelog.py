@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from headrace import App, Config, Context, Runtime
 from headrace.core import program as programs
-from headrace.core.coordinator import Lost
 from headrace.core.epoch_changes import OperatorChanges
+from headrace.core.events import Lost
 from headrace.core.program import MISSING
 from headrace.durability.log.changelog import (
     DELETE,

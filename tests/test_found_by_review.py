@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from headrace import Abort, App, Context
-from headrace.core.coordinator import Lost
-from headrace.core.later.deferred import Perform
+from headrace.core.events import Lost, Perform
 from headrace.core.ordered.exchange import Caps
 from headrace.wire import messages
 from headrace.wire.codec import encode

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace import App, Context
-from headrace.core.coordinator import Lost, Overran
+from headrace.core.events import Lost, Overran
 from headrace.core.worker import Worker
 from headrace.wire.messages import Final, Run
 from tests.cluster import Cluster, check_like, on, outcome, serially

@@ -21,7 +21,8 @@ import pytest
 
 from headrace import Abort, App, Config, Context
 from headrace.core.channel import Channels
-from headrace.core.coordinator import Coordinator, Lost, Rescale, Rescaled
+from headrace.core.coordinator import Coordinator
+from headrace.core.events import Lost, Rescale, Rescaled
 from headrace.core.ordered import chains
 from headrace.core.ordered.executor import OrderedExecutor
 from headrace.core.sequencing import TID_MAX, Sequencer

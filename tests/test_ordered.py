@@ -10,8 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace import App, Config, Reply
-from headrace.core.coordinator import Read, ReadResult
-from headrace.core.engine import Answer, Submit
+from headrace.core.events import Answer, Read, ReadResult, Submit
 from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
 from headrace.sim.fleet import Fleet

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from headrace import Abort, App, Context, Runtime
 from headrace.core import order
-from headrace.core.later.deferred import Perform, Responded
+from headrace.core.events import Perform, Responded
 from headrace.errors import ExternalFailed, ModelError
 from headrace.model.chance import Chance, is_id
 from headrace.sim.oracle import path

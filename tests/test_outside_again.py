@@ -9,8 +9,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace.core.epoch import Epoch
-from headrace.core.journal import Append, TakeSnapshot
-from headrace.core.later.deferred import Perform, Responded
+from headrace.core.events import Append, Perform, Responded, TakeSnapshot
 from headrace.sim.disk import SimStore
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import Response

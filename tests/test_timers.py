@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Abort, App, Context
-from headrace.core.channel import Tick
+from headrace.core.events import Tick
 from headrace.core.later.deferred import Deferred
 from headrace.errors import ModelError
 from headrace.model import cron

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import App, Context
-from headrace.core.engine import Read
-from headrace.core.journal import TakeSnapshot
+from headrace.core.events import Read, TakeSnapshot
 from headrace.core.later.deferred import ExpiryQueue
 from headrace.core.program import MISSING
 from headrace.errors import BadValue, ModelError

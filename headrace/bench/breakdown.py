@@ -17,7 +17,7 @@ from rich.table import Table
 from headrace.bench import ycsb
 from headrace.bench.scaling import FORMS, Form
 from headrace.config import Config
-from headrace.core.engine import Submit
+from headrace.core.events import Submit
 from headrace.core.ingress import Admission
 from headrace.sim.fleet import Fleet
 

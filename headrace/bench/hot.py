@@ -21,7 +21,7 @@ from rich.table import Table
 from headrace import Abort
 from headrace.bench.senders import Stopwatch, send
 from headrace.bench.ycsb import EngineInThread
-from headrace.core.channel import Send
+from headrace.core.events import Send
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.runtime.cluster import Cluster

@@ -21,7 +21,8 @@ from rich.table import Table
 
 from headrace.bench import reference
 from headrace.bench.senders import Stopwatch
-from headrace.core.engine import Answer, Engine, Submit
+from headrace.core.engine import Engine
+from headrace.core.events import Answer, Submit
 from headrace.core.ingress import Admission
 from headrace.model.app import App
 from headrace.model.context import Context

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from headrace.core.journal import Decree, Intent, Retired
+from headrace.core.log_records import Decree, Intent, Retired
 from headrace.durability.log.column_bytes import Columns, from_column
 from headrace.durability.log.examine import ExamineReport, examine
 from headrace.durability.log.log import bounds, read_log

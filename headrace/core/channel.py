@@ -13,35 +13,10 @@ Never here: what the messages mean, sockets, clocks.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
 
 from headrace.config import Config
+from headrace.core.events import Send
 from headrace.wire.messages import Body, Frame
-
-# --- events and effects that the coordinator and the workers share ----------------------------------------------------
-
-
-class Received(NamedTuple):
-    """A frame has come from the network."""
-
-    frame: Frame
-
-
-class Tick(NamedTuple):
-    """The time asked for with `SetTimer` has come."""
-
-
-class Send(NamedTuple):
-    """Hand a frame to the network. It may get lost, come twice, or late."""
-
-    frame: Frame
-
-
-class SetTimer(NamedTuple):
-    """Send a `Tick` at this time, unless something else comes first."""
-
-    at_us: int
-
 
 EARLY_FRAMES_MAX, AHEAD_FRAMES_MAX = 64, 1024
 

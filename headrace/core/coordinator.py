@@ -18,22 +18,17 @@ Never here: clocks, sockets, processes.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 
 from headrace.config import Config
-from headrace.core import journal
-from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
-from headrace.core.engine import Answer, ReadResult, Refuse, Submit, timer
-from headrace.core.engine import Read as Read
+from headrace.core.channel import Channels
+from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
-from headrace.core.journal import Decree, TakeSnapshot
-from headrace.core.later.deferred import Perform, Responded
-from headrace.core.maintenance import Maintenance, Start
-from headrace.core.maintenance import Rescale as Rescale
-from headrace.core.maintenance import Rescaled as Rescaled
-from headrace.core.maintenance import Stop as Stop
+from headrace.core.events import Lost, Overran, Received, Rescale, Start
+from headrace.core.log_records import Decree
+from headrace.core.maintenance import Maintenance
 from headrace.core.ordered.gathering import DECREE
 from headrace.core.ordered.storms import Storms
 from headrace.core.outcome import first_difference
@@ -60,26 +55,6 @@ from headrace.wire.messages import (
 )
 
 MODES = ("auto", "serial", "ordered")
-
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-class Lost(NamedTuple):
-    """A worker is gone."""
-
-    worker: int
-
-
-class Overran(NamedTuple):
-    """A worker was stopped because a function of this transaction did not return."""
-
-    worker: int
-    tid: int
-
-
-Event = Submit | Tick | Received | Lost | Overran | Read | Rescale | TakeSnapshot | Responded | journal.Event
-Effect = Answer | Refuse | Send | SetTimer | Start | Stop | ReadResult | Perform | Rescaled | journal.Effect
-
 
 WORKER_STATS = ("ran", "repairs", "waits", "predicted", "rows_told")
 REPLAY_CHANCES = 7  # to return in time, for a transaction that may have been answered before a recovery
@@ -126,6 +101,22 @@ def responses_to(epoch: Epoch, tid: int) -> list[Response]:
 
 
 class Coordinator(Maintenance):
+    HANDLERS: ClassVar[dict[type, str | None]] = Engine.HANDLERS | {
+        Received: "_receive",
+        Lost: "_lost",
+        Overran: "_overran",
+        Rescale: "_enqueue",
+    }
+    MESSAGES: ClassVar[dict[type, str]] = {  # from workers
+        Idle: "_take_idle",
+        Results: "_take_results",
+        Gathered: "_take_gathered",
+        Changed: "_take_changed",
+        Shown: "_take_shown",
+    }
+    WORK: ClassVar[tuple[str, ...]] = ("_defer", "_pump")
+    LEAVE: ClassVar[tuple[str, ...]] = ("_answer", "_forget", "_resend", "_perform")
+
     def __init__(
         self,
         app: App,
@@ -176,58 +167,42 @@ class Coordinator(Maintenance):
             return self.forced
         return "serial" if self.workers == 1 else "ordered"
 
-    def start(self, now_us: int) -> list[Effect]:
-        effects: list[Effect] = [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
+    def start(self, now_us: int) -> list[Any]:
+        effects: list[Any] = [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
         self.journal.saved_us = now_us
         self._begin_term(now_us, effects)
-        self._go_on(now_us)
-        return self._after(now_us, effects)
+        self._sequence_unfinished(now_us)
+        return self._close_step(now_us, effects, self.WORK + self.LEAVE)
 
-    def step(self, now_us: int, event: Event) -> list[Effect]:  # type: ignore[override]
-        effects: list[Effect] = []
-        if isinstance(event, Submit):
-            self._submit(now_us, event, effects)
-        elif isinstance(event, Received):
-            for body in self.channels.receive(now_us, event.frame):
-                if isinstance(body, Idle):
-                    self._take_idle(now_us, event.frame.source, body, effects)
-                elif isinstance(body, Results) and body.epoch in self.flights:
-                    self.flights[body.epoch].first.setdefault(event.frame.source, []).extend(body.results)
-                elif isinstance(body, Gathered) and body.epoch in self.flights:
-                    self._take_gathered(self.flights[body.epoch], body)
-                elif isinstance(body, Changed):
-                    self._take_changed(event.frame.source, body)
-                elif isinstance(body, Shown):
-                    self._take_shown(now_us, event.frame.source, body, effects)
-        elif isinstance(event, Lost):
-            self._recover(now_us, event.worker, effects)
-        elif isinstance(event, Overran):
-            self._suspect(event.tid)
-            self._recover(now_us, event.worker, effects)
-        elif isinstance(event, Read | Rescale | TakeSnapshot):
-            self._put_between(now_us, event)
-        else:
-            self._note(now_us, event, effects)
-        return self._after(now_us, effects)
-
-    def _after(self, now_us: int, effects: list[Effect]) -> list[Effect]:
-        self._defer(now_us)
-        self._pump(now_us, effects)
-        self._answer(effects)
-        self.ledger.forget(now_us)
-        effects += self.channels.upkeep(now_us)
-        effects += self._performs()
+    def _due(self, now_us: int) -> list[int | None]:
         due = [self.channels.next_due_us(), self.deferred.next_due_us(now_us)]
         if len(self.sequencing.open) and self._has_room():
             due.append(self.sequencing.open.opened_us + self.config.epoch_interval_us)
         if self.gathering is None and not self.flights:
             due.append(self.journal.next_due_us(self._last_number()))
-        return [*self.journal.drain(), *effects, *timer(due)]
+        return due
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _receive(self, now_us: int, event: Received, effects: list[Any]) -> None:
+        for body in self.channels.receive(now_us, event.frame):
+            handler = self.MESSAGES.get(type(body))
+            if handler is not None:
+                getattr(self, handler)(now_us, event.frame.source, body, effects)
+
+    def _lost(self, now_us: int, event: Lost, effects: list[Any]) -> None:
+        self._recover(now_us, event.worker, effects)
+
+    def _overran(self, now_us: int, event: Overran, effects: list[Any]) -> None:
+        self._suspect(event.tid)
+        self._recover(now_us, event.worker, effects)
+
+    def _resend(self, now_us: int, effects: list[Any]) -> None:
+        effects += self.channels.upkeep(now_us)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
-    def _run(self, epoch: Epoch) -> None:
-        """The epoch is closed: it has its place in the log."""
+    def schedule(self, epoch: Epoch) -> None:
         self.log.append(epoch)
         self.logged += len(epoch)
         self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
@@ -236,11 +211,11 @@ class Coordinator(Maintenance):
     def _has_room(self) -> bool:
         return not self.backlog and len(self.flights) < self.config.epochs_in_flight_max and self.gathering is None
 
-    def _pump(self, now_us: int, effects: list[Effect]) -> None:
+    def _pump(self, now_us: int, effects: list[Any]) -> None:
         """Give the workers what they can take."""
         while self.gathering is None:
             if self.sequencing.is_due(now_us) and self._has_room():
-                self._run(self._close(now_us))
+                self.schedule(self._close(now_us))
             if self._wants_copy(now_us):
                 self.backlog.appendleft(None)
             if not self.backlog:
@@ -266,7 +241,7 @@ class Coordinator(Maintenance):
         is_long = self.logged >= self.config.replay_transactions_max
         return is_long and bool(self.backlog) and first is not self.log[0]
 
-    def _fly(self, now_us: int, epoch: Epoch, effects: list[Effect]) -> bool:
+    def _fly(self, now_us: int, epoch: Epoch, effects: list[Any]) -> bool:
         mode = self.mode_now
         if any(
             flight.mode != mode or flight.is_lone or flight.epoch.limits != epoch.limits
@@ -323,11 +298,11 @@ class Coordinator(Maintenance):
         self.predictions_told = len(self.predictions)
         return [template for templates in self.predictions.values() for template in templates]
 
-    def _tell(self, now_us: int, flight: Flight, worker: int, body: Any, effects: list[Effect]) -> None:
+    def _tell(self, now_us: int, flight: Flight, worker: int, body: Any, effects: list[Any]) -> None:
         flight.sent[worker] = flight.sent.get(worker, 0) + 1
         effects.append(self.channels.send(now_us, worker, body))
 
-    def _take_idle(self, now_us: int, worker: int, idle: Idle, effects: list[Effect]) -> None:
+    def _take_idle(self, now_us: int, worker: int, idle: Idle, effects: list[Any]) -> None:
         flight = self.flights.get(idle.epoch)
         if flight is None:
             return
@@ -368,7 +343,7 @@ class Coordinator(Maintenance):
                     return False
         return True
 
-    def _gather_stretch(self, now_us: int, flight: Flight, first: int, last: int, effects: list[Effect]) -> None:
+    def _gather_stretch(self, now_us: int, flight: Flight, first: int, last: int, effects: list[Any]) -> None:
         """All below `first`, the lowest suspect, is final. One worker runs the stretch from there to the highest; if it
         is not the first of this epoch, to the end."""
         epoch, tids = flight.epoch, flight.epoch.tids
@@ -387,13 +362,21 @@ class Coordinator(Maintenance):
             gather = Gather(epoch.number, tids[start], tids[stop - 1], flight.gatherer, everybody, share)
             self._tell(now_us, flight, worker, gather, effects)
 
-    def _take_gathered(self, flight: Flight, gathered: Gathered) -> None:
+    def _take_results(self, now_us: int, worker: int, body: Results, effects: list[Any]) -> None:
+        flight = self.flights.get(body.epoch)
+        if flight is not None:
+            flight.first.setdefault(worker, []).extend(body.results)
+
+    def _take_gathered(self, now_us: int, worker: int, gathered: Gathered, effects: list[Any]) -> None:
+        flight = self.flights.get(gathered.epoch)
+        if flight is None:
+            return
         tids = flight.epoch.tids
         first = tids.index(gathered.first)
         flight.gathered.update(enumerate(gathered.results, start=first))
         flight.failures.update({tids.index(tid): failure for tid, failure in gathered.failures.items()})
 
-    def _meet(self, now_us: int, flight: Flight, worker: int, effects: list[Effect]) -> None:
+    def _meet(self, now_us: int, flight: Flight, worker: int, effects: list[Any]) -> None:
         """A transaction, with all below it final, has come to an external call: it goes on with the response."""
         epoch, need = flight.epoch, flight.idle[worker].needs[0]
         self._note_results(flight, epoch.tids.index(need.tid))
@@ -403,14 +386,14 @@ class Coordinator(Maintenance):
         elif self.asking is None or self.asking.need.call != need.call:
             self._ask(epoch, need)
 
-    def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Effect]) -> None:
+    def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
         flight = self.flights.get(epoch.number)  # none while a recovery runs what is before it again
         if flight is not None:
             for worker, report in flight.idle.items():
                 if report.needs and report.received[0] == flight.sent[worker]:
                     self._meet(now_us, flight, worker, effects)
 
-    def _finish(self, now_us: int, flight: Flight, effects: list[Effect]) -> None:
+    def _finish(self, now_us: int, flight: Flight, effects: list[Any]) -> None:
         epoch = flight.epoch
         was_final = epoch.phase == FINAL
         self._note_results(flight, len(epoch))
@@ -421,7 +404,6 @@ class Coordinator(Maintenance):
         self.gathered.difference_update(epoch.tids)
         self.storms.note(epoch.entries, flight.untried, [epoch.tids.index(tid) for tid in flight.held])
         if not was_final:
-            epoch.phase = FINAL
             self.later = [entity for report in flight.idle.values() for entity in report.later]
             self._finished(epoch)
 
@@ -473,7 +455,7 @@ class Coordinator(Maintenance):
 
     # --- terms --------------------------------------------------------------------------------------------------------
 
-    def _begin_term(self, now_us: int, effects: list[Effect]) -> None:
+    def _begin_term(self, now_us: int, effects: list[Any]) -> None:
         self.channels.begin(self.term + 1)
         self.flights.clear()
         self.telling.clear()
@@ -505,7 +487,7 @@ class Coordinator(Maintenance):
                 )
                 effects.append(self.channels.send(now_us, worker, begin))
 
-    def _recover(self, now_us: int, worker: int, effects: list[Effect]) -> None:
+    def _recover(self, now_us: int, worker: int, effects: list[Any]) -> None:
         if worker > self.workers:
             return
         self.stats["recoveries"] += 1

@@ -16,78 +16,40 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from headrace.config import Config
-from headrace.core import journal
-from headrace.core.channel import SetTimer, Tick
 from headrace.core.egress import Submission
-from headrace.core.epoch import Batch, Epoch
+from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.epoch_changes import Changes
-from headrace.core.ingress import Ledger, SourceBatches, reuse
-from headrace.core.journal import (
+from headrace.core.events import (
+    Answer,
     Appended,
     Checked,
-    Decree,
     Delta,
-    Intent,
-    Journal,
+    Perform,
+    Read,
+    ReadResult,
+    Refuse,
+    Responded,
     Saved,
     SaveFailed,
+    SetTimer,
+    Submit,
     TakeSnapshot,
+    Tick,
 )
-from headrace.core.later.deferred import Deferred, Perform, Responded
+from headrace.core.ingress import Ledger, SourceBatches, reuse
+from headrace.core.journal import Journal
+from headrace.core.later.deferred import Deferred
+from headrace.core.log_records import Decree, Intent
 from headrace.core.outcome import Outcome, first_difference
 from headrace.core.program import MISSING, Program
 from headrace.core.sequencing import Sequencing
 from headrace.core.serial import SerialExecutor
 from headrace.errors import HeadraceError, NotDeterministic, Poisoned
 from headrace.model.app import App
-from headrace.wire.messages import Answers, Entities, Need, Response, id_of
-
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-class Submit(NamedTuple):
-    """Clients and sources hand over batches of admitted calls; each token comes back with its batch's answers."""
-
-    batches: list[tuple[Any, Batch]]
-
-
-class Read(NamedTuple):
-    """State, as it is between two epochs: of all operators or one, of all keys or one."""
-
-    token: Any
-    operator: str | None = None
-    key: Any = None
-
-
-# --- effects ----------------------------------------------------------------------------------------------------------
-
-
-class Answer(NamedTuple):
-    """Every row of a submission is final: its answers may leave."""
-
-    token: Any
-    answers: Answers
-
-
-class Refuse(NamedTuple):
-    """A submission cannot be taken as a whole; nothing of it was logged."""
-
-    token: Any
-    error: HeadraceError
-
-
-class ReadResult(NamedTuple):
-    """The answer to `Read`."""
-
-    token: Any
-    entities: Entities
-
-
-Event = Submit | Tick | Read | TakeSnapshot | Responded | journal.Event
-Effect = Answer | Refuse | ReadResult | Perform | SetTimer | journal.Effect
+from headrace.wire.messages import Entities, Need, Response, id_of
 
 
 class PendingExternal(NamedTuple):
@@ -100,6 +62,22 @@ class PendingExternal(NamedTuple):
 
 
 class Engine:
+    # Which method handles an event; None: only what is due.
+    HANDLERS: ClassVar[dict[type, str | None]] = {
+        Submit: "_submit",
+        Read: "_enqueue",
+        TakeSnapshot: "_enqueue",
+        Responded: "_responded",
+        Appended: "_appended",
+        Checked: "_checked",
+        Saved: "_saved",
+        SaveFailed: "_save_failed",
+        Tick: None,
+    }
+    # What follows in every step, in this order: first the work, then what may leave.
+    WORK: ClassVar[tuple[str, ...]] = ("_defer", "_close_due", "_run_ready")
+    LEAVE: ClassVar[tuple[str, ...]] = ("_snapshot_due", "_answer", "_forget", "_perform")
+
     def __init__(
         self,
         app: App,
@@ -125,6 +103,7 @@ class Engine:
         self.waiting: list[Submission] = []
         self.found: list[tuple[int, int, ReadResult]] = []  # what was read: the record it follows from, and a ticket
         self.backlog: deque[Any] = deque()  # closed epochs that have not run, and what happens between them
+        self.ready = 0  # how much of it was there before this step
         self.last: Epoch | None = None  # the last one that ran
         self.unfinished: list[tuple[Submission, Batch, int]] = []  # batches of sources that a recovery found in the log
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
@@ -135,66 +114,69 @@ class Engine:
     def start(self, now_us: int) -> list[Any]:
         """The first effects: what a recovery left to do."""
         self.journal.saved_us = now_us
-        self._go_on(now_us)
-        return self._after(now_us, [])
+        self._sequence_unfinished(now_us)
+        return self._close_step(now_us, [], self.LEAVE)
 
-    def step(self, now_us: int, event: Event) -> list[Effect]:
+    def step(self, now_us: int, event: Any) -> list[Any]:
         effects: list[Any] = []
-        closed_before = len(self.backlog)
-        if isinstance(event, Submit):
-            self._submit(now_us, event, effects)
-        elif isinstance(event, Read):
-            self.backlog.append(event)
-        elif isinstance(event, TakeSnapshot):
-            self._put_between(now_us, event)
-        else:
-            self._note(now_us, event, effects)
-        self._defer(now_us)
-        if self.sequencing.is_due(now_us):
-            self._run(self._close(now_us))
-        self._work(now_us, min(closed_before, 1) if self.journal.is_durable else len(self.backlog))
-        return self._after(now_us, effects)
+        self.ready = len(self.backlog)
+        handler = self.HANDLERS[type(event)]
+        if handler is not None:
+            getattr(self, handler)(now_us, event, effects)
+        return self._close_step(now_us, effects, self.WORK + self.LEAVE)
 
-    def _note(self, now_us: int, event: Any, effects: list[Any]) -> None:
-        """News of the journal."""
-        if isinstance(event, Appended):
-            self.journal.appended(event.number)
-        elif isinstance(event, Checked):
-            self.journal.checked = event.ticket
-        elif isinstance(event, Saved):
-            self.journal.saved(event.oldest)
-        elif isinstance(event, Responded):
-            self._responded(now_us, event, effects)
-        elif isinstance(event, SaveFailed):
-            effects += [Refuse(token, event.error) for token in self.journal.failed()]
+    def _close_step(self, now_us: int, effects: list[Any], passes: tuple[str, ...]) -> list[Any]:
+        for name in passes:
+            getattr(self, name)(now_us, effects)
+        return [*self.journal.drain(), *effects, *timer(self._due(now_us))]
 
-    def _defer(self, now_us: int) -> None:
-        """Rows that nobody outside asked for: timers, schedules, and what answers to messages bring about."""
+    # --- what a step does besides its event ---
+
+    def _defer(self, now_us: int, effects: list[Any]) -> None:
+        """Add the rows that no client asked for: timers, schedules, and what responses to messages bring about."""
         batch = self.deferred.due(max(now_us, self.sequencing.last_us))
         if batch is not None:
             self._sequence(now_us, Submission(None, batch.ids, {}), batch)
 
-    def _put_between(self, now_us: int, event: Any) -> None:
-        """Something that is not an epoch: what came before it comes before it."""
-        if len(self.sequencing.open):
-            self._run(self._close(now_us))
-        self.backlog.append(event)
+    def _close_due(self, now_us: int, effects: list[Any]) -> None:
+        if self.sequencing.is_due(now_us):
+            self.schedule(self._close(now_us))
 
-    def _after(self, now_us: int, effects: list[Any]) -> list[Any]:
-        is_between = self.answered is None  # no epoch has begun and waits for the outside world
-        if is_between and self.journal.wants_snapshot(now_us, self._last_number()):
+    def _run_ready(self, now_us: int, effects: list[Any]) -> None:
+        """With a log, what was closed in an earlier step: its record is on its way, and is synced meanwhile."""
+        self.work(min(self.ready, 1) if self.journal.is_durable else len(self.backlog))
+
+    def _snapshot_due(self, now_us: int, effects: list[Any]) -> None:
+        if self.answered is None and self.journal.wants_snapshot(now_us, self._last_number()):
             self._take_snapshot(now_us, self.program.take_tables())
-        self._answer(effects)
+
+    def _forget(self, now_us: int, effects: list[Any]) -> None:
         self.ledger.forget(now_us)
-        effects += self._performs()
+
+    def _due(self, now_us: int) -> list[int | None]:
+        """The times at which there is something to do without another event."""
         due = [self.deferred.next_due_us(now_us)]
-        if is_between:
+        if self.answered is None:  # no epoch has begun and waits for an external call
             due.append(self.journal.next_due_us(self._last_number()))
         if self.backlog and self.asking is None:
             due.append(now_us)
         if len(self.sequencing.open):
             due.append(self.sequencing.open.opened_us + self.config.epoch_interval_us)
-        return [*self.journal.drain(), *effects, *timer(due)]
+        return due
+
+    # --- news of the journal ---
+
+    def _appended(self, now_us: int, event: Appended, effects: list[Any]) -> None:
+        self.journal.appended(event.number)
+
+    def _checked(self, now_us: int, event: Checked, effects: list[Any]) -> None:
+        self.journal.checked = event.ticket
+
+    def _saved(self, now_us: int, event: Saved, effects: list[Any]) -> None:
+        self.journal.saved(event.oldest)
+
+    def _save_failed(self, now_us: int, event: SaveFailed, effects: list[Any]) -> None:
+        effects += [Refuse(token, event.error) for token in self.journal.failed()]
 
     # --- ingress and sequencing ---
 
@@ -254,13 +236,19 @@ class Engine:
             if done == len(batch) and batch.source is None and not batch.is_own:
                 epoch.ids.append(batch.ids)
             if self.sequencing.is_full():
-                self._run(self._close(now_us))
+                self.schedule(self._close(now_us))
 
-    def _go_on(self, now_us: int) -> None:
-        """With batches of sources that were closed and not wholly sequenced when an earlier engine ended."""
+    def _sequence_unfinished(self, now_us: int) -> None:
+        """Batches of sources that were closed and not wholly sequenced when an earlier engine ended."""
         unfinished, self.unfinished = self.unfinished, []
         for submission, batch, done in unfinished:
             self._sequence(now_us, submission, batch, done)
+
+    def _enqueue(self, now_us: int, event: Any, effects: list[Any]) -> None:
+        """Something that is not an epoch: everything that came before it runs before it."""
+        if len(self.sequencing.open):
+            self.schedule(self._close(now_us))
+        self.backlog.append(event)
 
     def _close(self, now_us: int) -> Epoch:
         epoch = self.sequencing.close(now_us)
@@ -270,12 +258,12 @@ class Engine:
 
     # --- execution ---
 
-    def _run(self, epoch: Epoch) -> None:
-        """The epoch is closed: it has its place in the log."""
+    def schedule(self, epoch: Epoch) -> None:
+        """The epoch is closed, and has its place in the log: it is run after those before it."""
         self.backlog.append(epoch)
 
-    def _work(self, now_us: int, count: int) -> None:
-        """The first so many of what is to be done. An epoch that waits for the outside world holds up all behind it."""
+    def work(self, count: int) -> None:
+        """Do the first `count` items of the backlog. An epoch that waits for an external call holds up those behind."""
         for _ in range(count):
             if self.asking is not None:
                 return
@@ -341,15 +329,14 @@ class Engine:
     def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
         """The response is there: the epoch is first in the backlog, and will be run on."""
 
-    def _performs(self) -> list[Perform]:
-        """External calls that may be made now: what wants them is durable."""
-        performs = self.deferred.performs(self.journal.covers)
+    def _perform(self, now_us: int, effects: list[Any]) -> None:
+        """Make the external calls that may be made now: what wants them is durable."""
+        effects += self.deferred.performs(self.journal.covers)
         asking = self.asking
         if asking is not None and not asking.is_made and self.journal.covers(asking.position):
             self.asking = asking._replace(is_made=True)
             need = asking.need
-            performs.append(Perform(need.call, need.name, self.program.values.decode(need.args)))
-        return performs
+            effects.append(Perform(need.call, need.name, self.program.values.decode(need.args)))
 
     def _visible(self, entities: Entities) -> Entities:
         return self.program.visible(entities, self.sequencing.last_us)
@@ -366,6 +353,7 @@ class Engine:
 
     def _finished(self, epoch: Epoch) -> None:
         """All its rows are final."""
+        epoch.enter(FINAL)
         self.last = epoch
         epoch.failures.update(epoch.decreed)
         self.deferred.note(self._changed_later(epoch), epoch.position)
@@ -392,7 +380,7 @@ class Engine:
 
     # --- egress ---
 
-    def _answer(self, effects: list[Any]) -> None:
+    def _answer(self, now_us: int, effects: list[Any]) -> None:
         covers = self.journal.covers
         still_waiting = []
         for submission in self.waiting:

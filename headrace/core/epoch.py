@@ -15,6 +15,7 @@ from headrace.wire.messages import Failure, RequestIds, id_of
 from headrace.wire.values import Key
 
 OPEN, CLOSED, FINAL = "open", "closed", "final"
+NEXT = {OPEN: CLOSED, CLOSED: FINAL}  # the phases of an epoch, in order
 
 
 class Piece(NamedTuple):
@@ -82,6 +83,10 @@ class Epoch:
     def starts(self) -> list[int]:
         """The first row of each piece."""
         return [0, *accumulate(piece.size for piece in self.pieces)][:-1]
+
+    def enter(self, phase: str) -> None:
+        assert NEXT.get(self.phase) == phase, f"epoch {self.number} is {self.phase}, so it cannot become {phase}"
+        self.phase = phase
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -18,127 +18,14 @@ Never here: files, formats, which store.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from headrace.config import Config
-from headrace.core.epoch import Batch, Epoch
+from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
-from headrace.errors import HeadraceError
-from headrace.wire.messages import Entities, Failure, Response
-
-# --- records of the log: an Epoch, a source's Batch, or one of these --------------------------------------------------
-
-
-class Decree(msgspec.Struct, frozen=True, tag="decree"):
-    """These transactions abort, whatever their functions do when they are run again."""
-
-    failures: dict[int, Failure]  # by TID
-
-
-class Intent(msgspec.Struct, frozen=True, tag="intent"):
-    """An external call is about to be made."""
-
-    tid: int
-    call: str  # which one of the transaction's
-    name: str
-    digest: str  # of its arguments
-
-
-class Retired(msgspec.Struct, frozen=True, tag="retired"):
-    """From now on only snapshots of this epoch or later are used: what only older ones need may be deleted."""
-
-    epoch: int
-
-
-Note = Decree | Intent | Response | Retired
-Record = Epoch | Batch | Decree | Intent | Response | Retired
-
-# --- effects and events -----------------------------------------------------------------------------------------------
-
-
-class Check(NamedTuple):
-    """Make sure that nobody else has taken over the log. `Checked` comes back, or this engine is stopped."""
-
-    ticket: int
-
-
-class Checked(NamedTuple):
-    ticket: int
-
-
-class Append(NamedTuple):
-    """Write this record to the log. `Appended` comes back when it is durable."""
-
-    number: int
-    record: Record
-
-
-class Appended(NamedTuple):
-    """All records up to this one are durable."""
-
-    number: int
-
-
-class Keep(NamedTuple):
-    """The epoch is final: keep its replies, and what it changed if that is logged."""
-
-    epoch: Epoch
-    changes: Changes | None = None
-
-
-Delta = Entities | dict[str, dict[Any, Any]]  # rows, or tables by operator; a deleted entity has the state MISSING
-
-
-class Snapshot(NamedTuple):
-    """The state at the end of an epoch, as what changed since the last snapshot, and all else that the next epoch
-    depends on."""
-
-    epoch: int
-    position: int  # the first record of the log that a recovery has to read
-    delta: Delta
-    meta: dict[str, Any]
-    is_full: bool = False  # nothing before it counts
-
-
-class Save(NamedTuple):
-    """Write this snapshot. `Saved` or `SaveFailed` comes back."""
-
-    snapshot: Snapshot
-
-
-class Saved(NamedTuple):
-    epoch: int
-    oldest: int = 0  # the epoch of the oldest snapshot that is still to be kept
-
-
-class SaveFailed(NamedTuple):
-    """The engine goes on; the log is kept for longer."""
-
-    epoch: int
-    error: HeadraceError
-
-
-class Broken(NamedTuple):
-    """For the driver: nothing can be made durable any more, so it stops."""
-
-    error: BaseException
-
-
-class TakeSnapshot(NamedTuple):
-    """An event: somebody wants a snapshot now. `SnapshotTaken` comes back when it is durable."""
-
-    token: Any
-
-
-class SnapshotTaken(NamedTuple):
-    token: Any
-    epoch: int
-
-
-Effect = Append | Check | Keep | Save | SnapshotTaken
-Event = Appended | Checked | Saved | SaveFailed
+from headrace.core.events import Append, Check, Delta, JournalEffect, Keep, Save, Snapshot, SnapshotTaken
+from headrace.core.log_records import Note, Record, Retired
+from headrace.wire.messages import Entities
 
 
 class Journal:
@@ -161,7 +48,7 @@ class Journal:
         self.retired = 0  # snapshots before this epoch's are not used any more
         self.wanted: list[Any] = []  # tokens of those who want a snapshot
         self.promised: list[Any] = []  # those who get the one under way
-        self.effects: list[Effect] = []
+        self.effects: list[JournalEffect] = []
 
     def append(self, record: Record) -> int:
         """The record's number; it is on its way to the log."""
@@ -286,7 +173,7 @@ class Journal:
         promised, self.promised = self.promised, []
         return promised
 
-    def drain(self) -> list[Effect]:
+    def drain(self) -> list[JournalEffect]:
         effects, self.effects = self.effects, []
         return effects
 

@@ -18,43 +18,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from headrace.core.channel import Channels
-from headrace.core.engine import Engine, Read, ReadResult, Refuse
+from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes, OperatorChanges
-from headrace.core.journal import TakeSnapshot
+from headrace.core.events import Read, ReadResult, Refuse, Rescale, Rescaled, Start, Stop, TakeSnapshot
 from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING
 from headrace.errors import ConfigError
 from headrace.wire import messages
 from headrace.wire.messages import Entities, Show, Shown
-
-
-class Rescale(NamedTuple):
-    token: Any
-    workers: int
-
-
-class Start(NamedTuple):
-    """A fresh worker with this number is needed; if there is one, it is stopped first. It begins with this term: frames
-    of older ones, meant for its predecessor, may still be under way."""
-
-    worker: int
-    term: int
-
-
-class Stop(NamedTuple):
-    """This worker is not needed any more."""
-
-    worker: int
-
-
-class Rescaled(NamedTuple):
-    token: Any
-    workers: int
-    moved: int  # shards
-
-
-Event = Read | Rescale | TakeSnapshot | None  # None is a copy of the state
 
 
 class StateGathering(NamedTuple):
@@ -84,9 +56,9 @@ class Maintenance(Engine):
         self.log: list[Epoch] = []  # since the copy of the state was taken: the program's state is the copy
         self.logged = 0  # their transactions
         self.copied_tid = 0
-        self.backlog: deque[Event | Epoch] = deque()  # what comes next
+        self.backlog: deque[Read | Rescale | TakeSnapshot | Epoch | None] = deque()  # what comes next
         self.gathering: StateGathering | None = None
-        self.asked_for: Event = None  # what is being gathered for
+        self.asked_for: Read | Rescale | TakeSnapshot | None = None  # what is being gathered for
         self.asked = 0
         self.telling: dict[int, ChangesGathering] = {}  # by epoch
         self.overran: set[int] = set()  # TIDs that did not return in time
@@ -201,7 +173,7 @@ class Maintenance(Engine):
         if self.journal.logs_changes:
             self.telling[epoch] = ChangesGathering({}, set(workers))
 
-    def _take_changed(self, worker: int, told: messages.Changed) -> None:
+    def _take_changed(self, now_us: int, worker: int, told: messages.Changed, effects: list[Any]) -> None:
         telling = self.telling.get(told.epoch)
         if telling is None:
             return

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from headrace.core.egress import Submission
 from headrace.core.engine import Engine
 from headrace.core.epoch import CLOSED, Batch, Epoch
-from headrace.core.journal import Decree, Note
 from headrace.core.later.builtin import BUILT_IN
+from headrace.core.log_records import Decree, Note
 from headrace.core.program import Table
 from headrace.wire.messages import Response
 
@@ -105,7 +105,8 @@ def replay(engine: Engine, left: Restored) -> None:
             if epoch is not None:
                 epoch.responses[record.tid, record.call] = record
     for epoch in epochs:
-        epoch.phase, epoch.is_replayed = CLOSED, True
+        epoch.enter(CLOSED)
+        epoch.is_replayed = True
         answered = left.recorded.get(epoch.number)
         if answered is not None:
             epoch.results, epoch.failures, epoch.final_rows = answered.results, answered.failures, len(epoch)
@@ -113,7 +114,7 @@ def replay(engine: Engine, left: Restored) -> None:
         sequencing.sequencer.lc = sequencing.sequencer.count_at(epoch.tids[-1]) + 1
         sequencing.last_us = epoch.closed_us
         sequencing.open = engine.ledger.epochs[-1]
-        engine._run(epoch)
+        engine.schedule(epoch)
     engine.unfinished = [
         (submission, batch, done[number])
         for number, (batch, submission) in batches.items()

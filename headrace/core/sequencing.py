@@ -95,6 +95,7 @@ class Sequencing:
         epoch = self.open
         epoch.tids = self.sequencer.take(len(epoch))
         self.last_us = max(now_us, self.last_us)
-        epoch.phase, epoch.closed_us = CLOSED, self.last_us
+        epoch.enter(CLOSED)
+        epoch.closed_us = self.last_us
         self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), now_us)
         return epoch

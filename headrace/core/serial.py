@@ -31,7 +31,7 @@ from headrace.core.contexts import (
     Untracked,
     too_many_calls,
 )
-from headrace.core.epoch import FINAL, Epoch
+from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
 from headrace.core.program import MISSING, NOWHERE, Args, Entry, Program
 from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
@@ -162,8 +162,6 @@ class SerialExecutor:
                     epoch.failures[len(results)] = failure
                     results.append(None)
         self.is_running = False
-        if len(results) == len(epoch):
-            epoch.phase = FINAL
         return None
 
     def _run_tracked(self, epoch: Epoch, root: Entry) -> Need | None:

@@ -22,8 +22,9 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.core import order
-from headrace.core.channel import Channels, Received, Send, SetTimer, Tick
+from headrace.core.channel import Channels
 from headrace.core.epoch import Epoch
+from headrace.core.events import Received, Send, SetTimer, Tick
 from headrace.core.ordered.exchange import Caps, EpochPart
 from headrace.core.ordered.executor import OrderedExecutor
 from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering

@@ -19,20 +19,20 @@ from typing import Any, NamedTuple
 
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.epoch_changes import Changes
-from headrace.core.journal import (
+from headrace.core.events import (
     Append,
     Appended,
     Broken,
     Check,
     Checked,
-    Event,
     Keep,
-    Retired,
     Save,
     Saved,
     SaveFailed,
     Snapshot,
+    StoreEvent,
 )
+from headrace.core.log_records import Retired
 from headrace.durability.log.records import ColumnRecord
 from headrace.durability.recovery import OpenedStore
 from headrace.errors import StoreError
@@ -73,10 +73,10 @@ class StoreWork:
             self.opened.segments.note(effect.number, record.closed.source)
         return PendingRecord(effect.number, records.lay_out(record), records.pack, retired)
 
-    def append(self, group: Sequence[PendingRecord | Check]) -> list[Event]:
+    def append(self, group: Sequence[PendingRecord | Check]) -> list[StoreEvent]:
         """Write, sync, and make sure that the log is still ours."""
         records = [item for item in group if isinstance(item, PendingRecord)]
-        news: list[Event] = []
+        news: list[StoreEvent] = []
         if not records:
             self.opened.log.check()
         else:
@@ -105,7 +105,7 @@ class StoreWork:
         if self.changes is not None:
             self.changes.keep([epoch.number for epoch in epochs])
 
-    def save(self, snapshot: Snapshot) -> list[Event]:
+    def save(self, snapshot: Snapshot) -> list[StoreEvent]:
         opened = self.opened
         marks = [*opened.marks, (opened.replies.last, snapshot.meta["closed_us"])]
         if len(marks) > MARKS_MAX:

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.core.channel import Received, Send, Tick
-from headrace.core.coordinator import Coordinator, Lost, Overran
-from headrace.core.engine import Submit
-from headrace.core.maintenance import Rescale, Rescaled, Start, Stop
+from headrace.core.coordinator import Coordinator
+from headrace.core.events import Lost, Overran, Received, Rescale, Rescaled, Send, Start, Stop, Submit, Tick
 from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
 from headrace.model.app import App
 from headrace.model.fingerprint import fingerprint

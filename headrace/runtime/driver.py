@@ -25,12 +25,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.config import Config
-from headrace.core.channel import SetTimer, Tick
-from headrace.core.engine import Answer, Read, ReadResult, Refuse
 from headrace.core.epoch import Batch
+from headrace.core.events import (
+    Answer,
+    Append,
+    Broken,
+    Check,
+    Keep,
+    Perform,
+    Read,
+    ReadResult,
+    Refuse,
+    Save,
+    SetTimer,
+    SnapshotTaken,
+    TakeSnapshot,
+    Tick,
+)
 from headrace.core.ingress import Admission
-from headrace.core.journal import Append, Broken, Check, Keep, Save, SnapshotTaken, TakeSnapshot
-from headrace.core.later.deferred import Perform
 from headrace.core.signature import Args
 from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, StreamError, TooLarge, UnknownFunction
 from headrace.model.app import App

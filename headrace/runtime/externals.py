@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from headrace.core.later.deferred import Perform, Responded
+from headrace.core.events import Perform, Responded
 from headrace.core.serial import describe
 from headrace.errors import HeadraceError
 from headrace.model.app import App, External

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.core.channel import Tick
-from headrace.core.engine import Engine, Submit
+from headrace.core.engine import Engine
+from headrace.core.events import Submit, Tick
 from headrace.errors import ModelError
 from headrace.model.app import App
 from headrace.runtime.clock import Clock

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.config import Config
-from headrace.core.channel import Received, Send, SetTimer, Tick
+from headrace.core.events import Received, Send, SetTimer, Tick
 from headrace.core.worker import Worker
 from headrace.errors import BadMessage, HeadraceError, ModelError, StoreError, WrongStore
 from headrace.model.fingerprint import fingerprint

@@ -21,9 +21,7 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config
-from headrace.core.channel import Send, SetTimer
-from headrace.core.coordinator import Lost, Rescale, Rescaled
-from headrace.core.engine import Answer, Read, ReadResult, Submit
+from headrace.core.events import Answer, Lost, Read, ReadResult, Rescale, Rescaled, Send, SetTimer, Submit
 from headrace.core.ingress import Admission
 from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core import coordinator, engine, ingress, journal, program, restore, sequencing
+from headrace.core import coordinator, engine, events, ingress, journal, log_records, program, restore, sequencing
 from headrace.core.later import deferred
 from headrace.core.ordered import executor
 from headrace.durability import keeper, recovery
@@ -29,7 +29,7 @@ def forgets_decrees(right: Any) -> Any:
 
 def notes_nothing(right: Any) -> Any:
     def note(self: journal.Journal, record: Any) -> None:
-        if not isinstance(record, journal.Decree):
+        if not isinstance(record, log_records.Decree):
             right(self, record)
 
     return note
@@ -38,7 +38,7 @@ def notes_nothing(right: Any) -> Any:
 def keeps_at_once(right: Any) -> Any:
     def keep(self: journal.Journal) -> None:
         while self.unkept:
-            self.effects.append(journal.Keep(self.unkept.popleft()))
+            self.effects.append(events.Keep(self.unkept.popleft()))
 
     return keep
 
@@ -285,7 +285,7 @@ def deletes_at_once(right: Any) -> Any:
 
     def save(self: Any, snapshot: Any) -> Any:
         news, opened = right(self, snapshot), self.opened
-        if isinstance(news[0], journal.Saved):
+        if isinstance(news[0], events.Saved):
             opened.log._look = lambda: None
             try:
                 opened.log.retire(snapshot.position)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.config import Config
-from headrace.core.channel import Received, Send, SetTimer, Tick
 from headrace.core.coordinator import Coordinator
-from headrace.core.maintenance import Start, Stop
+from headrace.core.events import Received, Send, SetTimer, Start, Stop, Tick
 from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program
 from headrace.core.worker import Worker

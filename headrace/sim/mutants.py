@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from headrace.config import Config
 from headrace.core import channel, contexts, coordinator, egress, ingress, restore, worker
-from headrace.core.engine import Answer, Submit
+from headrace.core.events import Answer, Submit
 from headrace.core.ingress import Admission
 from headrace.core.ordered import chains, exchange, executor, gathering, prediction, repair, stretch
 from headrace.durability import recovery

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.core.epoch import Batch, Epoch
-from headrace.core.journal import Decree, Intent
+from headrace.core.log_records import Decree, Intent
 from headrace.core.program import Program
 from headrace.durability.log.changelog import FOLDER, EpochChanges
 from headrace.durability.log.log import bounds, read_log

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from headrace.config import Config
-from headrace.core.channel import Tick
 from headrace.core.engine import Engine
 from headrace.core.epoch import Batch
+from headrace.core.events import Tick
 from headrace.core.restore import Restored, restore
 from headrace.durability.log.records import Records
 from headrace.errors import HeadraceError

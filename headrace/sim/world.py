@@ -22,11 +22,29 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from headrace.core.channel import Received, Tick
-from headrace.core.coordinator import Lost, Overran, Rescale
-from headrace.core.engine import Read
+from headrace.core.events import (
+    Answer,
+    Append,
+    Check,
+    Keep,
+    Lost,
+    Overran,
+    Perform,
+    Read,
+    ReadResult,
+    Received,
+    Refuse,
+    Rescale,
+    Rescaled,
+    Responded,
+    Save,
+    Send,
+    SetTimer,
+    Start,
+    Stop,
+    Tick,
+)
 from headrace.core.ingress import EXPIRED
-from headrace.core.later.deferred import Responded
 from headrace.core.program import values_of
 from headrace.core.worker import Worker
 from headrace.sim.coordinator_process import CoordinatorProcess
@@ -250,7 +268,7 @@ class World:
                     self.crash(node)
             if not node.is_alive:
                 return
-            self.told(node, name, EFFECTS[name](self, node, effect), effect)
+            self.told(node, name, EFFECTS[type(effect)](self, node, effect), effect)
 
     def told(self, node: SimNode, what: str, data: bytes, effect: Any = None) -> None:
         """Into the trace."""
@@ -485,20 +503,20 @@ class World:
             self.trace(f"{self.now_us} - {text}")
 
 
-EFFECTS: dict[str, Callable[[World, SimNode, Any], bytes]] = {
-    "Send": World._send,
-    "SetTimer": World._set_timer,
-    "Answer": World._answer,
-    "Refuse": World._refuse,
-    "Start": World._start,
-    "Stop": World._stop,
-    "Found": World._found,
-    "Rescaled": World._rescaled,
-    "Append": World._append,
-    "Check": World._check,
-    "Keep": World._keep,
-    "Save": World._save,
-    "Perform": World._perform,
+EFFECTS: dict[type, Callable[[World, SimNode, Any], bytes]] = {
+    Send: World._send,
+    SetTimer: World._set_timer,
+    Answer: World._answer,
+    Refuse: World._refuse,
+    Start: World._start,
+    Stop: World._stop,
+    ReadResult: World._found,
+    Rescaled: World._rescaled,
+    Append: World._append,
+    Check: World._check,
+    Keep: World._keep,
+    Save: World._save,
+    Perform: World._perform,
 }
 
 

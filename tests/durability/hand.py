@@ -15,11 +15,26 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace import Abort, App, Config, Context, Reply
-from headrace.core.coordinator import Coordinator, Read, Rescale, Rescaled
-from headrace.core.engine import Answer, Engine, ReadResult, Refuse, Submit
+from headrace.core.coordinator import Coordinator
+from headrace.core.engine import Engine
+from headrace.core.events import (
+    Answer,
+    Append,
+    Check,
+    Keep,
+    Perform,
+    Read,
+    ReadResult,
+    Refuse,
+    Rescale,
+    Rescaled,
+    Responded,
+    Save,
+    SnapshotTaken,
+    Submit,
+    TakeSnapshot,
+)
 from headrace.core.ingress import Admission
-from headrace.core.journal import Append, Check, Keep, Save, SnapshotTaken, TakeSnapshot
-from headrace.core.later.deferred import Perform, Responded
 from headrace.durability import recovery
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore

@@ -22,8 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from headrace import Abort, App, Context
-from headrace.core.engine import Read
-from headrace.core.journal import TakeSnapshot
+from headrace.core.events import Read, TakeSnapshot
 from headrace.durability.inbox import inbox
 from headrace.durability.inbox.batches import dead_names, read_dead
 from headrace.durability.inbox.inbox import Closed, close_batch, write_segment

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.core.engine import Read
-from headrace.core.journal import TakeSnapshot
+from headrace.core.events import Read, TakeSnapshot
 from tests.durability.hand import SEVEN, Hand, add, app, memory, put
 
 # --- batches that a crash cuts ----------------------------------------------------------------------------------------

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import Abort, App, Context, Reply
-from headrace.core.coordinator import Lost
-from headrace.core.journal import TakeSnapshot
-from headrace.core.later.deferred import Perform, Responded
+from headrace.core.events import Lost, Perform, Responded, TakeSnapshot
 from headrace.sim.disk import SimStore
 from tests.durability.hand import Hand, after_power_loss, memory
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace import App, Config, Context
-from headrace.core.coordinator import REPLAY_CHANCES, Coordinator, Overran
-from headrace.core.engine import Submit
+from headrace.core.coordinator import REPLAY_CHANCES, Coordinator
+from headrace.core.events import Append, Overran, Submit
 from headrace.core.ingress import Admission
-from headrace.core.journal import Append, Decree
+from headrace.core.log_records import Decree
 
 app = App("slow")
 item = app.operator("item")

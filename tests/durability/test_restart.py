@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from headrace import Reply
-from headrace.core.coordinator import Lost, Overran, Rescale
 from headrace.core.epoch import Epoch
-from headrace.core.journal import TakeSnapshot
+from headrace.core.events import Lost, Overran, Rescale, TakeSnapshot
 from headrace.durability.log.log import read_log
 from headrace.durability.log.records import Records
 from headrace.sim.disk import AFTER, BEFORE, MIDDLE, Crashed, SimStore

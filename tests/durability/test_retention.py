@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace import Reply
-from headrace.core.channel import Tick
+from headrace.core.events import Tick
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.errors import Fenced, StoreError
 from headrace.sim.disk import SimStore

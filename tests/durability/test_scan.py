@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.core.journal import Snapshot
+from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
 from headrace.core.program import MISSING
 from headrace.durability.columns import join

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from headrace.core.journal import Snapshot
+from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
 from headrace.core.program import MISSING
 from headrace.durability import columns

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from hypothesis import Phase
 
-from headrace.core.journal import Snapshot
+from headrace.core.events import Snapshot
 from headrace.core.program import MISSING
 from headrace.durability.snapshots import snapshots
 from headrace.durability.snapshots.layers import LayerSource

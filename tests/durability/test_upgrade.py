@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace import App, Context
-from headrace.core.coordinator import Lost
+from headrace.core.events import Lost
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import AppChanged, StoreError
 from headrace.sim.disk import SimStore

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import Config, Context
-from headrace.core.coordinator import Lost, Overran
 from headrace.core.epoch import FINAL
+from headrace.core.events import Lost, Overran
 from headrace.core.sequencing import Sequencer, Sequencing
 from headrace.core.shares import add_share, is_whole, split_share
 from headrace.wire.messages import Answered, AnsweredAll, Begin, Final, Gather, Idle, Made, Run, Traffic

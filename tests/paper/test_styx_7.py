@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from headrace import App, Context
-from headrace.core.coordinator import Lost
 from headrace.core.epoch import Epoch
-from headrace.core.journal import Intent, TakeSnapshot
-from headrace.core.later.deferred import Responded
+from headrace.core.events import Lost, Responded, TakeSnapshot
+from headrace.core.log_records import Intent
 from headrace.durability.log.log import read_log
 from headrace.durability.recovery import OpenedStore
 from headrace.errors import NotDeterministic

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from headrace import Runtime
-from headrace.core.engine import Read
+from headrace.core.events import Read
 from headrace.durability.inbox.inbox import last_taken
 from headrace.durability.store import open_store
 from tests.spark.crashes import CONFIG, Row, app, loop, replies_of, start_query, stream, write_files

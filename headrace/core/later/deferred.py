@@ -17,9 +17,10 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.events import Perform, Responded
 from headrace.core.later.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
 from headrace.core.program import MISSING, Program
 from headrace.core.signature import Args
@@ -29,22 +30,6 @@ from headrace.wire.messages import Failure
 from headrace.wire.values import Key, written_us
 
 ROWS_MAX = 500  # added at a time
-
-
-class Perform(NamedTuple):
-    """An effect: call the outside world. `Responded` comes back, after all tries."""
-
-    call: str  # also the idempotency key
-    name: str
-    args: tuple[Any, ...]
-
-
-class Responded(NamedTuple):
-    """What an external call gave: a result, or why there is none."""
-
-    call: str
-    result: Any = None
-    failure: str | None = None
 
 
 class ExpiryQueue:

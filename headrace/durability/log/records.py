@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from headrace.core.epoch import FINAL, Batch, Epoch, Piece, piece_of
-from headrace.core.journal import Decree, Intent, Note, Record, Retired
+from headrace.core.epoch import CLOSED, FINAL, Batch, Epoch, Piece, piece_of
+from headrace.core.log_records import Decree, Intent, Note, Record, Retired
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
@@ -162,7 +162,9 @@ class Records:
         epoch = self._read_epoch(header.epoch, columns, None)
         epoch.results = from_column(columns["result"])
         epoch.failures = header.failures
-        epoch.final_rows, epoch.phase = len(epoch), FINAL
+        epoch.final_rows = len(epoch)
+        epoch.enter(CLOSED)
+        epoch.enter(FINAL)
         return epoch
 
     # --- rows ---

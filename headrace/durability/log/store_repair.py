@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from headrace.core.engine import Engine
-from headrace.core.epoch import FINAL, Epoch
+from headrace.core.epoch import Epoch
 from headrace.durability.log.changelog import FOLDER, Changelog
 from headrace.durability.log.examine import ExamineReport, cut, repair
 from headrace.durability.log.log import Log, bounds
@@ -84,9 +84,7 @@ def pad_replies(past: StoreReader, epoch: int) -> int:
     log = Log.take_over(past.store, "log")
     replies = Log.take_over(past.store, "replies", term=log.term)
     for number in range(kept + 1, epoch + 1):
-        gone = Epoch(number, 0, 0)
-        gone.phase = FINAL
-        replies.append([records.encode_replies(gone)])
+        replies.append([records.encode_replies(Epoch(number, 0, 0))])
     replies.close()
     log.close()
     return epoch - kept

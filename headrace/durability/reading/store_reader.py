@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from headrace.config import Config
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Batch, Epoch
-from headrace.core.journal import Snapshot
+from headrace.core.events import Snapshot
 from headrace.core.program import Table
 from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
@@ -128,7 +128,7 @@ class StoreReader:
         kept = [each for each in self.recorded(int(meta.get("oldest", 1)), began).values() if each.number <= began]
         last = records[-1].number if records else position - 1
         restore(engine, Restored(began, tables, meta, kept, records, last))
-        engine._work(0, len(engine.backlog))
+        engine.work(len(engine.backlog))
         waiting = next((each.number for each in epochs if each.phase != FINAL), None)
         if waiting is not None and epoch is None:
             return self.replay(waiting - 1, before, is_strict)

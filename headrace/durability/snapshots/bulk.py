@@ -27,7 +27,7 @@ from msgspec.msgpack import Ext
 
 from headrace.config import Config
 from headrace.core.engine import Engine
-from headrace.core.journal import Retired
+from headrace.core.log_records import Retired
 from headrace.core.placement import shards_of
 from headrace.core.program import MISSING
 from headrace.core.signature import conforms, converted, why

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from headrace.core.journal import Snapshot
+from headrace.core.events import Snapshot
 from headrace.durability.snapshots.layers import (
     LayerPart,
     LayerSource,
