@@ -23,7 +23,7 @@ from headrace.sim.fleet import Fleet
 
 # What is timed: of a worker, of its executor, of the coordinator.
 STEPS = (
-    ("worker", "_gather", "pick"),
+    ("worker", "_pick", "pick"),
     ("executor", "_run_rows", "run"),
     ("executor", "hear", "hear"),
     ("executor", "repair", "repair"),

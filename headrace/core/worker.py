@@ -18,13 +18,13 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.config import Config
 from headrace.core import order
 from headrace.core.channel import Channels
 from headrace.core.epoch import Epoch
-from headrace.core.events import Received, Send, SetTimer, Tick
+from headrace.core.events import Received, SetTimer, WorkerEffect, WorkerEvent
 from headrace.core.ordered.exchange import Caps, EpochPart
 from headrace.core.ordered.executor import OrderedExecutor
 from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering
@@ -67,11 +67,20 @@ from headrace.wire.values import size_of
 
 STRETCH_ROWS = frozenset((LendRequest, Installed, Lent))
 
-Event = Received | Tick
-Effect = Send | SetTimer
-
 
 class Worker(Gathering):
+    # Which method takes a message of the coordinator.
+    MESSAGES: ClassVar[dict[type, str]] = {
+        Begin: "_begin",
+        Run: "_take_run",
+        Respond: "_take_respond",
+        Gather: "_take_gather",
+        Final: "_finish",
+        Show: "_show",
+    }
+    # What every step does, in this order, after it has taken the messages of its event.
+    WORK: ClassVar[tuple[str, ...]] = ("_run_slice", "_run_stretch", "_flush", "_resend")
+
     def __init__(
         self,
         app: App,
@@ -96,7 +105,7 @@ class Worker(Gathering):
         self.final_epoch = 0  # of this term
         self.is_ready = False
         self.progress: dict[int, Progress] = {}
-        self.held: deque[Run] = deque()  # behind one that waits
+        self.runs_waiting: deque[Run] = deque()  # behind one that waits for an external call
         self.early: dict[int, list[tuple[int, Traffic]]] = {}
 
     @property
@@ -105,8 +114,8 @@ class Worker(Gathering):
         gathered = 0 if self.stretch is None else self.stretch.running
         return self.ordered.running or gathered or self.serial.running
 
-    def step(self, now_us: int, event: Event) -> list[Effect]:
-        effects: list[Effect] = []
+    def step(self, now_us: int, event: WorkerEvent) -> list[WorkerEffect]:
+        effects: list[WorkerEffect] = []
         if isinstance(event, Received):
             frame = event.frame
             begins = frame.term > self.channels.term and frame.source == COORDINATOR and isinstance(frame.body, Begin)
@@ -115,10 +124,8 @@ class Worker(Gathering):
             for each in (frame, *self.channels.take_ahead()) if begins else (frame,):
                 for body in self.channels.receive(now_us, each):
                     self._take(now_us, each.source, body, effects)
-        self.ordered.work(self.config.slice_calls_max)
-        self._run_stretch(now_us, effects)
-        self._flush(now_us, effects)
-        effects += self.channels.upkeep(now_us)
+        for name in self.WORK:
+            getattr(self, name)(now_us, effects)
         due_us = now_us if self.has_work() else self.channels.next_due_us()
         for progress in self.progress.values():
             if progress.report_at_us is not None:
@@ -126,6 +133,12 @@ class Worker(Gathering):
         if due_us is not None:
             effects.append(SetTimer(due_us))
         return effects
+
+    def _run_slice(self, now_us: int, effects: list[WorkerEffect]) -> None:
+        self.ordered.work(self.config.slice_calls_max)
+
+    def _resend(self, now_us: int, effects: list[WorkerEffect]) -> None:
+        effects += self.channels.upkeep(now_us)
 
     def has_work(self) -> bool:
         """Is there anything to do without a message?"""
@@ -138,7 +151,7 @@ class Worker(Gathering):
         self.limits = None
         self._run_by(Program(self.app, self.config, self.like))
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
-        self.progress, self.early, self.held = {}, {}, deque()
+        self.progress, self.early, self.runs_waiting = {}, {}, deque()
         self.stretch, self.predicted, self.rows_told = None, 0, 0
 
     def _run_by(self, program: Program) -> None:
@@ -157,27 +170,17 @@ class Worker(Gathering):
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _take(self, now_us: int, source: int, body: Body, effects: list[Effect]) -> None:
+    def _take(self, now_us: int, source: int, body: Body, effects: list[WorkerEffect]) -> None:
         if isinstance(body, Traffic):
             self._take_traffic(source, body)
         elif source != COORDINATOR:
             raise BadMessage(f"worker {self.me} got a {type(body).__name__} from worker {source}")
-        elif isinstance(body, Begin):
-            self._begin(body)
-        elif isinstance(body, Run):
-            self._take_run(body)
-        elif isinstance(body, Final):
-            self._finish(now_us, body.epoch, effects)
-        elif isinstance(body, Gather):
-            self._take_gather(body)
-        elif isinstance(body, Respond):
-            self._go_on_with(body)
-        elif isinstance(body, Show):
-            self._show(now_us, body, effects)
-        else:
+        elif type(body) not in self.MESSAGES:
             raise BadMessage(f"worker {self.me} got a {type(body).__name__}")
+        else:
+            getattr(self, self.MESSAGES[type(body)])(now_us, body, effects)
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, now_us: int, begin: Begin, effects: list[WorkerEffect]) -> None:
         for operator, key, state in begin.entities:
             self.program.bases[operator][key] = state
         self.workers = begin.workers
@@ -191,10 +194,13 @@ class Worker(Gathering):
                 for source, traffic in self.early.pop(epoch):
                     self._take_traffic(source, traffic)
 
-    def _take_run(self, run: Run) -> None:
-        if self.held or any(progress.epoch is not None for progress in self.progress.values()):
-            self.held.append(run)
-            return
+    def _take_run(self, now_us: int, run: Run, effects: list[WorkerEffect]) -> None:
+        if self.runs_waiting or any(progress.epoch is not None for progress in self.progress.values()):
+            self.runs_waiting.append(run)
+        else:
+            self._run_epoch(run)
+
+    def _run_epoch(self, run: Run) -> None:
         if run.limits != self.limits:
             self._run_under(run.limits)
         if run.mode != self.mode:
@@ -204,17 +210,17 @@ class Worker(Gathering):
         progress = self.progress[run.epoch] = Progress(run, self.workers)
         progress.received[COORDINATOR] = 1
         if run.mode == "serial":
-            self._run_serially(run, progress)
+            self._run_serially(self._epoch_of(run), progress)
             return
         if run.predicted is not None:
             self.ordered.predictions = read_templates(run.predicted, self.program.numbered)
-        self.ordered.begin(self._gather(run, progress))
+        self.ordered.begin(self._pick(run, progress))
         if run.is_lone:
             progress.shares = {0}
         for source, traffic in self.early.pop(run.epoch, ()):
             self._take_traffic(source, traffic)
 
-    def _run_serially(self, run: Run, progress: Progress) -> None:
+    def _epoch_of(self, run: Run) -> Epoch:
         epoch = Epoch(run.epoch, 0, 0)
         entries = self.program.numbered
         count = len(run.keys)
@@ -227,26 +233,26 @@ class Worker(Gathering):
         for tid in run.poisoned:
             at = epoch.tids.index(tid)
             epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
-        self._go_on_serially(epoch, progress)
+        return epoch
 
-    def _go_on_with(self, respond: Respond) -> None:
+    def _take_respond(self, now_us: int, respond: Respond, effects: list[WorkerEffect]) -> None:
         """A transaction waits for the response to an external call: here it is."""
         progress = self.progress.get(respond.epoch)
         if progress is None or not progress.needs or progress.needs[0].tid != respond.tid:
             raise BadMessage(f"TID {respond.tid} of epoch {respond.epoch} waits for no response here")
         if progress.epoch is None:
-            self._take_respond(progress, respond)
+            self._respond_to_stretch(progress, respond)
             return
         progress.received[COORDINATOR] += 1
         progress.is_reported = False
         epoch = progress.epoch
         epoch.responses.update({(respond.tid, response.call): response for response in respond.responses})
-        self._go_on_serially(epoch, progress)
-        held, self.held = self.held, deque()
-        for run in held:
-            self._take_run(run)
+        self._run_serially(epoch, progress)
+        waiting, self.runs_waiting = self.runs_waiting, deque()
+        for run in waiting:
+            self._take_run(now_us, run, effects)
 
-    def _go_on_serially(self, epoch: Epoch, progress: Progress) -> None:
+    def _run_serially(self, epoch: Epoch, progress: Progress) -> None:
         """From where it stopped, to the end or to an external call whose response is not known."""
         need = self.serial.run(epoch, len(epoch.results))
         progress.epoch, progress.needs = (None, []) if need is None else (epoch, [need])
@@ -256,7 +262,7 @@ class Worker(Gathering):
         progress.later = self.program.take_later() if need is None else []
         progress.changes = self.program.take_changes() if need is None else {}
 
-    def _gather(self, run: Run, progress: Progress) -> EpochPart:
+    def _pick(self, run: Run, progress: Progress) -> EpochPart:
         """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
         numbered, me, owner_of = self.program.numbered, self.me, self.ordered.shards.owner
         tids = range(*run.tids)
@@ -354,7 +360,8 @@ class Worker(Gathering):
             self.ordered.hear(part, source, [row for row in rows if type(row) not in STRETCH_ROWS])
             self._take_stretch_rows(part, progress, source, [row for row in rows if isinstance(row, StretchRows)])
 
-    def _finish(self, now_us: int, epoch: int, effects: list[Effect]) -> None:
+    def _finish(self, now_us: int, final: Final, effects: list[WorkerEffect]) -> None:
+        epoch = final.epoch
         if epoch not in self.progress:
             raise BadMessage(f"epoch {epoch} is final, and worker {self.me} has not run it")
         self.final_epoch = epoch
@@ -369,7 +376,7 @@ class Worker(Gathering):
             for each, is_last in changes_in_parts(columns, self.config.entities_per_frame_max):
                 effects.append(self.channels.send(now_us, COORDINATOR, Changed(epoch, each, is_last)))
 
-    def _show(self, now_us: int, show: Show, effects: list[Effect]) -> None:
+    def _show(self, now_us: int, show: Show, effects: list[WorkerEffect]) -> None:
         program = self.program
         wanted: Entities = program.take_written() if show.is_delta else []
         for operator in () if show.is_delta else program.tables:
@@ -383,7 +390,7 @@ class Worker(Gathering):
 
     # --- work ---------------------------------------------------------------------------------------------------------
 
-    def _flush(self, now_us: int, effects: list[Effect]) -> None:
+    def _flush(self, now_us: int, effects: list[WorkerEffect]) -> None:
         """Send what has gathered, and report the first epoch if there is nothing left to do for it."""
         for number, progress in self.progress.items():
             part = self.ordered.parts.get(number)
@@ -428,7 +435,7 @@ class Worker(Gathering):
         tid = part.tids[0]
         return Traffic(part.number, rows, share, (tid, part.owner(tid), part.time_us))
 
-    def _report(self, now_us: int, number: int, progress: Progress, effects: list[Effect]) -> None:
+    def _report(self, now_us: int, number: int, progress: Progress, effects: list[WorkerEffect]) -> None:
         progress.is_reported = True
         results: list[Any] = []
         failures: dict[int, Failure] = {}

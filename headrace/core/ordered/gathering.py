@@ -70,7 +70,7 @@ class Gathering(ABC):
 
     # --- the beginning ---
 
-    def _take_gather(self, gather: Gather) -> None:
+    def _take_gather(self, now_us: int, gather: Gather, effects: list[Any]) -> None:
         part, progress = self.ordered.parts.get(gather.epoch), self.progress.get(gather.epoch)
         if part is None or progress is None or gather.first not in part.tids or gather.last not in part.tids:
             raise BadMessage(f"TIDs {gather.first} to {gather.last} are to be gathered, and are not under way here")
@@ -188,7 +188,7 @@ class Gathering(ABC):
         if not progress.awaited[source]:
             del progress.awaited[source]
 
-    def _take_respond(self, progress: Progress, respond: Respond) -> None:
+    def _respond_to_stretch(self, progress: Progress, respond: Respond) -> None:
         """The stretch goes on: an external call of its has a response."""
         assert self.stretch is not None
         progress.received[COORDINATOR] += 1
