@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import App, Config, Reply
-from headrace.core.coordinator import Coordinator
+from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Answer, Lost, Perform, Read, ReadResult, Rescale, Rescaled, Responded, Submit
@@ -47,9 +47,9 @@ class World(Fleet):
     def __init__(self, app: App, workers: int = 0, mode: str = "auto", seed: int = 0, **config: int) -> None:
         self.app, self.config, self.rng = app, Config(**config), random.Random(seed)
         self.choose = self.rng.choice
-        self.core: Any = Coordinator(app, self.config, workers, mode, seed=7) if workers else None
+        self.core: Any = on_workers(app, self.config, workers, mode, seed=7) if workers else None
         self.core = self.core or Engine(app, self.config, seed=7)
-        self.coordinator = self.core
+        self.engine, self.coordinator = self.core, self.core.backend
         self.workers, self.links, self.timers = {}, {}, {}
         self.now_us, self.effects = 0, []
         self.messages = self.bytes = 0
@@ -111,7 +111,7 @@ class World(Fleet):
     def trouble(self) -> None:
         """A worker is lost, or there are more or fewer of them from now on."""
         if self.workers:
-            is_lost = self.rng.random() < 0.7 or self.core.forced == "serial"
+            is_lost = self.rng.random() < 0.7 or self.core.backend.forced == "serial"
             worker = self.rng.choice(sorted(self.workers))
             self.submit(Lost(worker) if is_lost else Rescale("rescaled", self.rng.randint(1, 4)))
 

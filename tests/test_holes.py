@@ -262,7 +262,7 @@ def put_tid(ctx: Context) -> None:
 def test_b9_tids_beyond_31_bits_are_what_they_are(first: int, workers: int) -> None:
     for seed in range(4):
         cluster = Cluster(app, workers, seed=seed)
-        cluster.coordinator.sequencing.sequencer = Sequencer(lc=first - 1)
+        cluster.engine.sequencing.sequencer = Sequencer(lc=first - 1)
         tids = list(range(first, first + 5))
         replies = cluster.run([(note_tid, on(1 + at % 3), on(2, "to")) for at in range(5)])
         assert [reply.tid for reply in replies] == [reply.result for reply in replies] == tids
@@ -277,7 +277,7 @@ def test_b9_there_is_no_tid_beyond_63_bits() -> None:
     with pytest.raises(OverflowError):
         sequencer.take(1)
     cluster = Cluster(app, 3)
-    cluster.coordinator.sequencing.sequencer = sequencer
+    cluster.engine.sequencing.sequencer = sequencer
     with pytest.raises(OverflowError):
         cluster.send([(add, on(1), 1)])
     assert not cluster.bodies(Run), "and nothing has run under another one"

@@ -1,4 +1,4 @@
-"""The coordinator, as a pure state machine: the engine whose epochs run on workers.
+"""The coordinator: the backend that runs epochs on workers.
 
     ingress ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
 
@@ -27,8 +27,9 @@ from headrace.core.channel import Channels
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.events import Lost, Overran, Received, Rescale, Start
+from headrace.core.later.deferred import ChangedLater
 from headrace.core.log_records import Decree
-from headrace.core.maintenance import Maintenance
+from headrace.core.maintenance import CopyState, Maintenance
 from headrace.core.ordered.gathering import DECREE
 from headrace.core.ordered.storms import Storms
 from headrace.core.outcome import first_difference
@@ -101,11 +102,11 @@ def responses_to(epoch: Epoch, tid: int) -> list[Response]:
 
 
 class Coordinator(Maintenance):
-    HANDLERS: ClassVar[dict[type, str | None]] = Engine.HANDLERS | {
+    HANDLERS: ClassVar[dict[type, str]] = {
         Received: "_receive",
         Lost: "_lost",
         Overran: "_overran",
-        Rescale: "_enqueue",
+        Rescale: "_rescale",
     }
     MESSAGES: ClassVar[dict[type, str]] = {  # from workers
         Idle: "_take_idle",
@@ -114,23 +115,10 @@ class Coordinator(Maintenance):
         Changed: "_take_changed",
         Shown: "_take_shown",
     }
-    WORK: ClassVar[tuple[str, ...]] = ("_defer", "_pump")
-    LEAVE: ClassVar[tuple[str, ...]] = ("_answer", "_forget", "_resend", "_perform")
 
-    def __init__(
-        self,
-        app: App,
-        config: Config | None = None,
-        workers: int = 1,
-        mode: str = "auto",
-        *,
-        is_durable: bool = False,
-        seed: int = 0,
-        term: int = 0,
-        like: Program | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, workers: int = 1, mode: str = "auto", term: int = 0) -> None:
         """`term` is that of the log: no worker of an earlier coordinator is heard."""
-        super().__init__(app, config, is_durable=is_durable, seed=seed, like=like)
+        super().__init__(engine)
         self.forced = mode
         self.check(workers)
         self.workers = workers
@@ -138,7 +126,7 @@ class Coordinator(Maintenance):
         self.channels = Channels(0, self.config)
         self.channels.term = term << TERM_BITS
         self.flights: dict[int, Flight] = {}
-        self.later: list[tuple[Any, Any]] = []  # what the epoch that just became final changed of what comes later
+        self.later: ChangedLater = []  # of the epoch that just became final
         self.gathered: set[int] = set()  # TIDs that run, or ran, on nothing but final state
         self.storms = Storms()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
@@ -167,19 +155,18 @@ class Coordinator(Maintenance):
             return self.forced
         return "serial" if self.workers == 1 else "ordered"
 
-    def start(self, now_us: int) -> list[Any]:
-        effects: list[Any] = [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
-        self.journal.saved_us = now_us
+    def start(self, now_us: int, effects: list[Any]) -> None:
+        effects += [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
         self._begin_term(now_us, effects)
-        self._sequence_unfinished(now_us)
-        return self._close_step(now_us, effects, self.WORK + self.LEAVE)
+        self.engine.defer(now_us)
+        self.work(now_us, effects)
 
-    def _due(self, now_us: int) -> list[int | None]:
-        due = [self.channels.next_due_us(), self.deferred.next_due_us(now_us)]
-        if len(self.sequencing.open) and self._has_room():
-            due.append(self.sequencing.open.opened_us + self.config.epoch_interval_us)
+    def next_due_us(self, now_us: int) -> list[int | None]:
+        due, open_epoch = [self.channels.next_due_us()], self.engine.sequencing.open
+        if len(open_epoch) and self._has_room():
+            due.append(open_epoch.opened_us + self.config.epoch_interval_us)
         if self.gathering is None and not self.flights:
-            due.append(self.journal.next_due_us(self._last_number()))
+            due.append(self.journal.next_due_us(self.engine.last_number()))
         return due
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -197,7 +184,10 @@ class Coordinator(Maintenance):
         self._suspect(event.tid)
         self._recover(now_us, event.worker, effects)
 
-    def _resend(self, now_us: int, effects: list[Any]) -> None:
+    def _rescale(self, now_us: int, event: Rescale, effects: list[Any]) -> None:
+        self.engine.enqueue(now_us, event, effects)
+
+    def resend(self, now_us: int, effects: list[Any]) -> None:
         effects += self.channels.upkeep(now_us)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
@@ -206,18 +196,17 @@ class Coordinator(Maintenance):
         self.log.append(epoch)
         self.logged += len(epoch)
         self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
-        self.backlog.append(epoch)
 
     def _has_room(self) -> bool:
         return not self.backlog and len(self.flights) < self.config.epochs_in_flight_max and self.gathering is None
 
-    def _pump(self, now_us: int, effects: list[Any]) -> None:
+    def work(self, now_us: int, effects: list[Any]) -> None:
         """Give the workers what they can take."""
         while self.gathering is None:
-            if self.sequencing.is_due(now_us) and self._has_room():
-                self.schedule(self._close(now_us))
+            if self.engine.sequencing.is_due(now_us) and self._has_room():
+                self.engine.close(now_us)
             if self._wants_copy(now_us):
-                self.backlog.appendleft(None)
+                self.backlog.appendleft(CopyState())
             if not self.backlog:
                 return
             first = self.backlog[0]
@@ -228,12 +217,13 @@ class Coordinator(Maintenance):
             elif self.flights:
                 return
             else:
-                self._do_between(now_us, self.backlog.popleft(), effects)
+                self.backlog.popleft()
+                self._do_between(now_us, first, effects)
 
     def _wants_copy(self, now_us: int) -> bool:
         """Is it time for a copy of the state, and is all that is to be run again after a recovery behind? With a log,
         each copy is a snapshot."""
-        first = self.backlog[0] if self.backlog else self.sequencing.open
+        first = self.backlog[0] if self.backlog else self.engine.sequencing.open
         if not isinstance(first, Epoch) or first.phase == FINAL:
             return False
         if self.journal.is_durable:
@@ -383,10 +373,10 @@ class Coordinator(Maintenance):
         if (need.tid, need.call) in epoch.responses:
             respond = Respond(epoch.number, need.tid, responses_to(epoch, need.tid))
             self._tell(now_us, flight, worker, respond, effects)
-        elif self.asking is None or self.asking.need.call != need.call:
-            self._ask(epoch, need)
+        elif self.engine.asking is None or self.engine.asking.need.call != need.call:
+            self.engine.ask(epoch, need)
 
-    def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
+    def resume(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
         flight = self.flights.get(epoch.number)  # none while a recovery runs what is before it again
         if flight is not None:
             for worker, report in flight.idle.items():
@@ -405,9 +395,9 @@ class Coordinator(Maintenance):
         self.storms.note(epoch.entries, flight.untried, [epoch.tids.index(tid) for tid in flight.held])
         if not was_final:
             self.later = [entity for report in flight.idle.values() for entity in report.later]
-            self._finished(epoch)
+            self.engine.finished(epoch)
 
-    def _changed_later(self, epoch: Epoch) -> list[tuple[Any, Any]]:
+    def take_later(self) -> ChangedLater:
         return self.later
 
     def _note_results(self, flight: Flight, stop: int) -> None:
@@ -439,14 +429,13 @@ class Coordinator(Maintenance):
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})
             epoch.failures.update({row: failure for row, failure in epoch.decreed.items() if known <= row < stop})
             epoch.final_rows = stop
-            self._decree(epoch)
+            self.engine.decree(epoch)
             self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
 
     # --- the shard map ------------------------------------------------------------------------------------------------
 
-    def _meta(self) -> tuple[int, int, dict[str, Any]]:
-        epoch, position, meta = super()._meta()
-        return epoch, position, meta | {"shards": [self.shards.owners, self.shards.version]}
+    def shard_map(self) -> list[Any] | None:
+        return [self.shards.owners, self.shards.version]
 
     def place(self, owners: list[int], version: int) -> None:
         """Begin with the shard map of an earlier coordinator, which may have had another number of workers."""
@@ -522,9 +511,7 @@ class Coordinator(Maintenance):
             "mode": self.mode_now,
             "workers": self.workers,
             "term": self.term,
-            "epochs": self.sequencing.open.number - 1,
-            "committed": self.committed,
-            "aborted": self.aborted,
+            **self.engine.metrics(),
             "shard_map": self.shards.version,
             **self.stats,
             **self._summed_stats(),
@@ -535,3 +522,22 @@ class Coordinator(Maintenance):
         """What workers have counted, in all terms."""
         now = list(self.worker_stats.values())
         return {name: before + sum(stats[name] for stats in now) for name, before in self.past_stats.items()}
+
+
+def on_workers(
+    app: App,
+    config: Config | None = None,
+    workers: int = 1,
+    mode: str = "auto",
+    *,
+    is_durable: bool = False,
+    seed: int = 0,
+    term: int = 0,
+    like: Program | None = None,
+) -> Engine:
+    """An engine whose epochs run on workers: its backend is a `Coordinator`."""
+
+    def backend(engine: Engine) -> Coordinator:
+        return Coordinator(engine, workers, mode, term=term)
+
+    return Engine(app, config, is_durable=is_durable, seed=seed, like=like, backend=backend)

@@ -1,27 +1,27 @@
-"""The engine: one worker that owns everything, as a pure state machine.
+"""The engine, as a pure state machine: what is admitted, in which order it runs, and when its answers leave.
 
-    ingress ──► sequencing ──► journal ──► execution ──► egress
+    ingress ──► sequencing ──► journal ──► backend ──► egress
 
 `step(now_us, event)` takes one event and returns the effects, in the order in which they are to happen. The driver
 (`runtime/inprocess.py`, a test, a simulator) owns time, threads, files and clients.
 
-With a log, an epoch runs in a later step than the one that closes it: its record is on its way by then, and is synced
-while the epoch runs. What leaves (answers, state that was asked for) waits in `journal` until it is durable.
+Where an epoch runs is up to the backend: in this process (`core/local.py`), or on workers (`core/coordinator.py`). What
+leaves (answers, state that was asked for) waits in `journal` until it is durable.
 
 Never here: clocks, threads, sockets, files, pyspark.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from headrace.config import Config
+from headrace.core.backend import Backend
 from headrace.core.egress import Submission
 from headrace.core.epoch import FINAL, Batch, Epoch
-from headrace.core.epoch_changes import Changes
 from headrace.core.events import (
     Answer,
     Appended,
@@ -42,12 +42,11 @@ from headrace.core.events import (
 from headrace.core.ingress import Ledger, SourceBatches, reuse
 from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
+from headrace.core.local import LocalBackend
 from headrace.core.log_records import Decree, Intent
-from headrace.core.outcome import Outcome, first_difference
 from headrace.core.program import MISSING, Program
 from headrace.core.sequencing import Sequencing
-from headrace.core.serial import SerialExecutor
-from headrace.errors import HeadraceError, NotDeterministic, Poisoned
+from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
 
@@ -62,21 +61,20 @@ class PendingExternal(NamedTuple):
 
 
 class Engine:
-    # Which method handles an event; None: only what is due.
-    HANDLERS: ClassVar[dict[type, str | None]] = {
+    # Which method handles an event. The backend has a table of its own, for the others.
+    HANDLERS: ClassVar[dict[type, str]] = {
         Submit: "_submit",
-        Read: "_enqueue",
-        TakeSnapshot: "_enqueue",
+        Read: "enqueue",
+        TakeSnapshot: "enqueue",
         Responded: "_responded",
         Appended: "_appended",
         Checked: "_checked",
         Saved: "_saved",
         SaveFailed: "_save_failed",
-        Tick: None,
+        Tick: "_tick",
     }
-    # What follows in every step, in this order: first the work, then what may leave.
-    WORK: ClassVar[tuple[str, ...]] = ("_defer", "_close_due", "_run_ready")
-    LEAVE: ClassVar[tuple[str, ...]] = ("_snapshot_due", "_answer", "_forget", "_perform")
+    # What every step ends with, in this order.
+    LEAVE: ClassVar[tuple[str, ...]] = ("_answer", "_forget", "_resend", "_perform")
 
     def __init__(
         self,
@@ -86,6 +84,7 @@ class Engine:
         is_durable: bool = False,
         seed: int = 0,
         like: Program | None = None,
+        backend: Callable[[Engine], Backend] = LocalBackend,
     ) -> None:
         self.config = config or Config()
         self.program = Program(app, self.config, like)
@@ -97,8 +96,6 @@ class Engine:
         if is_durable:
             self.program.watch(name for name, operator in app.operators.items() if operator.changes)
         self.journal.logs_changes = bool(self.program.watched)
-        self.executor = SerialExecutor(self.program)
-        self.former: SerialExecutor | None = None  # for epochs of a log with other limits
         self.deferred = Deferred(self.program)
         self.waiting: list[Submission] = []
         self.found: list[tuple[int, int, ReadResult]] = []  # what was read: the record it follows from, and a ticket
@@ -107,64 +104,52 @@ class Engine:
         self.last: Epoch | None = None  # the last one that ran
         self.unfinished: list[tuple[Submission, Batch, int]] = []  # batches of sources that a recovery found in the log
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
-        self.answered: Outcome | None = None  # of the epoch that runs: what is known from before a recovery
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
+        self.backend = backend(self)
 
     def start(self, now_us: int) -> list[Any]:
         """The first effects: what a recovery left to do."""
+        effects: list[Any] = []
         self.journal.saved_us = now_us
         self._sequence_unfinished(now_us)
-        return self._close_step(now_us, [], self.LEAVE)
+        self.backend.start(now_us, effects)
+        return self._leave(now_us, effects)
 
     def step(self, now_us: int, event: Any) -> list[Any]:
         effects: list[Any] = []
         self.ready = len(self.backlog)
-        handler = self.HANDLERS[type(event)]
-        if handler is not None:
-            getattr(self, handler)(now_us, event, effects)
-        return self._close_step(now_us, effects, self.WORK + self.LEAVE)
+        own = self.HANDLERS.get(type(event))
+        handler = getattr(self, own) if own else getattr(self.backend, self.backend.HANDLERS[type(event)])
+        handler(now_us, event, effects)
+        self.defer(now_us)
+        self.backend.work(now_us, effects)
+        return self._leave(now_us, effects)
 
-    def _close_step(self, now_us: int, effects: list[Any], passes: tuple[str, ...]) -> list[Any]:
-        for name in passes:
+    def _leave(self, now_us: int, effects: list[Any]) -> list[Any]:
+        for name in self.LEAVE:
             getattr(self, name)(now_us, effects)
-        return [*self.journal.drain(), *effects, *timer(self._due(now_us))]
+        due = [self.deferred.next_due_us(now_us), *self.backend.next_due_us(now_us)]
+        return [*self.journal.drain(), *effects, *timer(due)]
 
     # --- what a step does besides its event ---
 
-    def _defer(self, now_us: int, effects: list[Any]) -> None:
+    def defer(self, now_us: int) -> None:
         """Add the rows that no client asked for: timers, schedules, and what responses to messages bring about."""
         batch = self.deferred.due(max(now_us, self.sequencing.last_us))
         if batch is not None:
             self._sequence(now_us, Submission(None, batch.ids, {}), batch)
 
-    def _close_due(self, now_us: int, effects: list[Any]) -> None:
-        if self.sequencing.is_due(now_us):
-            self.schedule(self._close(now_us))
-
-    def _run_ready(self, now_us: int, effects: list[Any]) -> None:
-        """With a log, what was closed in an earlier step: its record is on its way, and is synced meanwhile."""
-        self.work(min(self.ready, 1) if self.journal.is_durable else len(self.backlog))
-
-    def _snapshot_due(self, now_us: int, effects: list[Any]) -> None:
-        if self.answered is None and self.journal.wants_snapshot(now_us, self._last_number()):
-            self._take_snapshot(now_us, self.program.take_tables())
+    def _resend(self, now_us: int, effects: list[Any]) -> None:
+        self.backend.resend(now_us, effects)
 
     def _forget(self, now_us: int, effects: list[Any]) -> None:
         self.ledger.forget(now_us)
 
-    def _due(self, now_us: int) -> list[int | None]:
-        """The times at which there is something to do without another event."""
-        due = [self.deferred.next_due_us(now_us)]
-        if self.answered is None:  # no epoch has begun and waits for an external call
-            due.append(self.journal.next_due_us(self._last_number()))
-        if self.backlog and self.asking is None:
-            due.append(now_us)
-        if len(self.sequencing.open):
-            due.append(self.sequencing.open.opened_us + self.config.epoch_interval_us)
-        return due
+    # --- news of the journal, and of time ---
 
-    # --- news of the journal ---
+    def _tick(self, now_us: int, event: Tick, effects: list[Any]) -> None:
+        """What is due is done in every step."""
 
     def _appended(self, now_us: int, event: Appended, effects: list[Any]) -> None:
         self.journal.appended(event.number)
@@ -236,7 +221,7 @@ class Engine:
             if done == len(batch) and batch.source is None and not batch.is_own:
                 epoch.ids.append(batch.ids)
             if self.sequencing.is_full():
-                self.schedule(self._close(now_us))
+                self.close(now_us)
 
     def _sequence_unfinished(self, now_us: int) -> None:
         """Batches of sources that were closed and not wholly sequenced when an earlier engine ended."""
@@ -244,70 +229,27 @@ class Engine:
         for submission, batch, done in unfinished:
             self._sequence(now_us, submission, batch, done)
 
-    def _enqueue(self, now_us: int, event: Any, effects: list[Any]) -> None:
+    def enqueue(self, now_us: int, event: Any, effects: list[Any]) -> None:
         """Something that is not an epoch: everything that came before it runs before it."""
         if len(self.sequencing.open):
-            self.schedule(self._close(now_us))
+            self.close(now_us)
         self.backlog.append(event)
 
-    def _close(self, now_us: int) -> Epoch:
+    def close(self, now_us: int) -> None:
+        """Close the open epoch: it gets its place in the log."""
         epoch = self.sequencing.close(now_us)
         self.ledger.keep(self.sequencing.open)
         epoch.position = self.journal.append(epoch)
-        return epoch
+        self.schedule(epoch)
 
     # --- execution ---
 
     def schedule(self, epoch: Epoch) -> None:
-        """The epoch is closed, and has its place in the log: it is run after those before it."""
+        """A closed epoch runs after those before it."""
         self.backlog.append(epoch)
+        self.backend.schedule(epoch)
 
-    def work(self, count: int) -> None:
-        """Do the first `count` items of the backlog. An epoch that waits for an external call holds up those behind."""
-        for _ in range(count):
-            if self.asking is not None:
-                return
-            first = self.backlog[0]
-            if isinstance(first, Epoch) and not self._execute(first):
-                return
-            self.backlog.popleft()
-            if isinstance(first, Read):
-                found = ReadResult(first.token, self._visible(self._select(first.operator, first.key)))
-                self.found.append((self._position(), self.journal.check(), found))
-            elif isinstance(first, TakeSnapshot):
-                self.journal.wanted.append(first.token)
-            else:
-                self._finished(first)
-
-    def _execute(self, epoch: Epoch) -> bool:
-        """Run an epoch, from where it stopped. False if it has to wait for the response to an external call."""
-        if self.answered is None:
-            self.answered = (epoch.results, epoch.failures)
-            epoch.results, epoch.failures = [], {}
-        entries, executor = epoch.entries, self._executor(epoch.limits)
-        if epoch.decreed or epoch.limits is not None:
-            epoch.entries = [executor.program.numbered[entry.number] for entry in entries]
-            for row, failure in epoch.decreed.items():
-                epoch.entries[row] = executor.decreed(epoch.entries[row], failure.message)
-        need = executor.run(epoch, len(epoch.results))
-        epoch.entries = entries
-        if need is not None:
-            self._ask(epoch, need)
-            return False
-        compare(epoch, self.answered)
-        self.answered = None
-        return True
-
-    def _executor(self, limits: dict[str, int] | None) -> SerialExecutor:
-        """For epochs that were logged under these limits: they are part of what decides a result."""
-        if limits is None:
-            return self.executor
-        if self.former is None or self.former.program.config.limits() != limits:
-            config = dataclasses.replace(self.config, **limits)
-            self.former = SerialExecutor(Program(self.program.app, config, over=self.program))
-        return self.former
-
-    def _ask(self, epoch: Epoch, need: Need) -> None:
+    def ask(self, epoch: Epoch, need: Need) -> None:
         """The outside world, for a transaction below which all is final. That it is asked is logged before."""
         digest = hashlib.blake2b(need.args, digest_size=16).hexdigest()
         self.journal.append(Intent(need.tid, need.call, need.name, digest))
@@ -324,10 +266,7 @@ class Engine:
         epoch.responses[need.tid, need.call] = response
         self.journal.note(response)
         self.asking = None
-        self._go_on_with(now_us, epoch, effects)
-
-    def _go_on_with(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
-        """The response is there: the epoch is first in the backlog, and will be run on."""
+        self.backend.resume(now_us, epoch, effects)
 
     def _perform(self, now_us: int, effects: list[Any]) -> None:
         """Make the external calls that may be made now: what wants them is durable."""
@@ -338,10 +277,16 @@ class Engine:
             need = asking.need
             effects.append(Perform(need.call, need.name, self.program.values.decode(need.args)))
 
-    def _visible(self, entities: Entities) -> Entities:
+    def has_read(self, token: Any, entities: Entities) -> None:
+        """The state between two epochs leaves once it is sure that this engine still has the log."""
+        found = ReadResult(token, self.visible(entities))
+        self.found.append((self._position(), self.journal.check(), found))
+
+    def visible(self, entities: Entities) -> Entities:
+        """As functions see them: without what has expired."""
         return self.program.visible(entities, self.sequencing.last_us)
 
-    def _select(self, operator: str | None, key: Any) -> Entities:
+    def select(self, operator: str | None, key: Any) -> Entities:
         found: Entities = []
         for name in self.program.tables:
             if operator is None or name == operator:
@@ -351,27 +296,19 @@ class Engine:
                     found.append((name, key, state))
         return found
 
-    def _finished(self, epoch: Epoch) -> None:
+    def finished(self, epoch: Epoch) -> None:
         """All its rows are final."""
         epoch.enter(FINAL)
         self.last = epoch
         epoch.failures.update(epoch.decreed)
-        self.deferred.note(self._changed_later(epoch), epoch.position)
+        self.deferred.note(self.backend.take_later(), epoch.position)
         self.deferred.final(epoch)
-        self._decree(epoch)
+        self.decree(epoch)
         self.aborted += len(epoch.failures)
         self.committed += len(epoch) - len(epoch.failures)
-        self.journal.keep(epoch, self._take_changes())
+        self.journal.keep(epoch, self.backend.take_changes())
 
-    def _take_changes(self) -> Changes | None:
-        """Of the epoch that has just become final, if they are logged and known already."""
-        return self.program.take_changes() if self.journal.logs_changes else None
-
-    def _changed_later(self, epoch: Epoch) -> list[tuple[Any, Any]]:
-        """What this epoch changed of what is to happen later."""
-        return self.program.take_later()
-
-    def _decree(self, epoch: Epoch) -> None:
+    def decree(self, epoch: Epoch) -> None:
         """What exhausted memory or the stack may not do so when it is run again: that it did is noted."""
         poisoned = {row: why for row, why in epoch.failures.items() if why.code == Poisoned.code}
         if poisoned.keys() - epoch.decreed.keys():
@@ -396,10 +333,7 @@ class Engine:
 
     # --- snapshots ---
 
-    def place(self, owners: list[int], version: int) -> None:
-        """The shard map of an earlier engine: here all is in one place."""
-
-    def _last_number(self) -> int:
+    def last_number(self) -> int:
         """Of the last epoch that ran."""
         return self.last.number if self.last is not None else self.journal.saved_epoch
 
@@ -407,13 +341,13 @@ class Engine:
         """The record that the state follows from."""
         return self.last.position if self.last is not None else 0
 
-    def _take_snapshot(self, now_us: int, changed: Delta) -> None:
+    def take_snapshot(self, now_us: int, changed: Delta) -> None:
         """The state is that at the end of an epoch, and nothing later has run."""
         if self.journal.is_full_next:
-            changed = self._select(None, None)
-        self.journal.take(now_us, changed, *self._meta())
+            changed = self.select(None, None)
+        self.journal.take(now_us, changed, *self.meta())
 
-    def _meta(self) -> tuple[int, int, dict[str, Any]]:
+    def meta(self) -> tuple[int, int, dict[str, Any]]:
         """Up to which epoch, the first record that a recovery has to read, and what the next epoch depends on."""
         last, later = self.last, [item for item in self.backlog if isinstance(item, Epoch)]
         open_epoch = self.sequencing.open
@@ -434,18 +368,17 @@ class Engine:
             "oldest": self.ledger.epochs[0].number,
             "deferred": self.deferred.describe(),
         }
+        shard_map = self.backend.shard_map()
+        if shard_map is not None:
+            meta["shards"] = shard_map
         return first.number - 1, position, meta
 
-
-def compare(epoch: Epoch, before: Outcome) -> None:
-    """With what was answered before a recovery, and that is what remains: messages may differ in what they show."""
-    if epoch.final_rows:
-        difference = first_difference(epoch, before, (epoch.results, epoch.failures), range(epoch.final_rows))
-        if difference is not None:
-            raise NotDeterministic(
-                f"{difference}: its functions depend on something else than their arguments and state"
-            )
-        epoch.results, epoch.failures = before
+    def metrics(self) -> dict[str, Any]:
+        return {
+            "epochs": self.sequencing.open.number - 1,
+            "committed": self.committed,
+            "aborted": self.aborted,
+        }
 
 
 def timer(due: list[int | None]) -> list[SetTimer]:

@@ -21,12 +21,20 @@ from headrace.core.channel import Channels
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes, OperatorChanges
-from headrace.core.events import Read, ReadResult, Refuse, Rescale, Rescaled, Start, Stop, TakeSnapshot
+from headrace.core.events import Read, Refuse, Rescale, Rescaled, Start, Stop, TakeSnapshot
 from headrace.core.placement import ShardMap
 from headrace.core.program import MISSING
 from headrace.errors import ConfigError
 from headrace.wire import messages
 from headrace.wire.messages import Entities, Show, Shown
+
+
+class CopyState(NamedTuple):
+    """Bring the coordinator's copy of the state up to date."""
+
+
+Between = Read | Rescale | TakeSnapshot | CopyState
+"""What happens between two epochs."""
 
 
 class StateGathering(NamedTuple):
@@ -44,21 +52,22 @@ class ChangesGathering(NamedTuple):
     missing: set[int]
 
 
-class Maintenance(Engine):
-    """A mixin of the coordinator."""
+class Maintenance:
+    """The half of the coordinator that works between epochs."""
 
     workers: int
     shards: ShardMap
     channels: Channels
 
-    def __init__(self, *args: Any, **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.config, self.program, self.journal = engine.config, engine.program, engine.journal
+        self.backlog: deque[Between | Epoch] = engine.backlog  # what comes next
         self.log: list[Epoch] = []  # since the copy of the state was taken: the program's state is the copy
         self.logged = 0  # their transactions
         self.copied_tid = 0
-        self.backlog: deque[Read | Rescale | TakeSnapshot | Epoch | None] = deque()  # what comes next
         self.gathering: StateGathering | None = None
-        self.asked_for: Read | Rescale | TakeSnapshot | None = None  # what is being gathered for
+        self.asked_for: Between = CopyState()  # what is being gathered for
         self.asked = 0
         self.telling: dict[int, ChangesGathering] = {}  # by epoch
         self.overran: set[int] = set()  # TIDs that did not return in time
@@ -80,7 +89,7 @@ class Maintenance(Engine):
 
     # --- state ---
 
-    def _do_between(self, now_us: int, event: Any, effects: list[Any]) -> None:
+    def _do_between(self, now_us: int, event: Between, effects: list[Any]) -> None:
         self.asked_for = event
         if isinstance(event, Read):
             self._gather(now_us, Show(self._token(), event.operator, event.key), effects, self._found(event.token))
@@ -116,17 +125,17 @@ class Maintenance(Engine):
 
     def _found(self, token: Any) -> Any:
         def then(now_us: int, entities: Entities, effects: list[Any]) -> None:
-            self.found.append((self._position(), self.journal.check(), ReadResult(token, self._visible(entities))))
+            self.engine.has_read(token, entities)
 
         return then
 
-    def _taken(self, event: TakeSnapshot | None) -> Any:
+    def _taken(self, event: TakeSnapshot | CopyState) -> Any:
         def then(now_us: int, entities: Entities, effects: list[Any]) -> None:
             self._copied(entities)
-            if event is not None:
+            if isinstance(event, TakeSnapshot):
                 self.journal.wanted.append(event.token)
-            if self.journal.wants_snapshot(now_us, self._last_number()):
-                self._take_snapshot(now_us, entities)
+            if self.journal.wants_snapshot(now_us, self.engine.last_number()):
+                self.engine.take_snapshot(now_us, entities)
             else:
                 self.journal.carry(entities)
 
@@ -165,8 +174,8 @@ class Maintenance(Engine):
 
     # --- changes ---
 
-    def _take_changes(self) -> Changes | None:
-        return None  # they are told later
+    def take_changes(self) -> Changes | None:
+        return None  # workers tell them later
 
     def _expect_changes(self, epoch: int, workers: Iterable[int]) -> None:
         """These will tell what this epoch changed on their shards."""

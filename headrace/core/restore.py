@@ -59,7 +59,7 @@ def restore(engine: Engine, left: Restored) -> None:
             adopt(engine, epoch)
     engine.ledger.epochs[-1] = sequencing.open
     if "shards" in meta:
-        engine.place(*meta["shards"])
+        engine.backend.place(*meta["shards"])
     engine.deferred.restore(meta.get("deferred", {}))
     kept = {epoch.number: epoch for epoch in left.kept}
     engine.sources.restore(meta.get("sources", {}), kept, meta.get("has_forgotten", False))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
-from headrace.core.coordinator import Coordinator
+from headrace.core.coordinator import Coordinator, on_workers
 from headrace.core.events import Lost, Overran, Received, Rescale, Rescaled, Send, Start, Stop, Submit, Tick
 from headrace.errors import BadMessage, BadRequest, ConfigError, ModelError, Stopped
 from headrace.model.app import App
@@ -52,8 +52,6 @@ class Cluster(Driver):
     """Runs an app on several processes: `with Cluster(app, workers=2) as cluster: cluster.client.call(...)`. An app is
     given as it is, or by its name, "module:attribute"; the workers import it from there."""
 
-    engine: Coordinator
-
     def __init__(
         self,
         app: App | str,
@@ -75,7 +73,7 @@ class Cluster(Driver):
         app = loading.load(self.target) if isinstance(app, str) else app
         self._fingerprint = fingerprint(app).digest
         opened = open_store(store, app, config)
-        core = Coordinator(
+        core = on_workers(
             app,
             config,
             workers,
@@ -86,8 +84,9 @@ class Cluster(Driver):
         )
         if opened is not None:
             opened.restore(core)
-        core.names_rows = isinstance(store, str | Path)  # else workers could not open it
         super().__init__(app, config, core, clock, opened)
+        self.coordinator: Coordinator = core.backend  # type: ignore[assignment]
+        self.coordinator.names_rows = isinstance(store, str | Path)  # else workers could not open it
         self._hosts = hosts or Processes()
         self._workers: dict[int, Hosted] = {}
         self._leaving: list[tuple[float, Hosted]] = []  # until when they may take their time
@@ -117,7 +116,7 @@ class Cluster(Driver):
 
     def rescale(self, workers: int) -> int:
         try:
-            self.engine.check(workers)
+            self.coordinator.check(workers)
             self._hosts.check(workers)
         except ConfigError as error:
             raise BadRequest(str(error)) from None
@@ -125,7 +124,7 @@ class Cluster(Driver):
         return moved
 
     def metrics(self) -> dict[str, Any]:
-        coordinator, workers = self.engine, list(self._workers.values())
+        coordinator, workers = self.coordinator, list(self._workers.values())
         counts = self._network.counts.plus(self._past)
         for worker in workers:
             counts = counts.plus(worker.beat.counts)
@@ -135,8 +134,6 @@ class Cluster(Driver):
             "mode": coordinator.mode_now,
             "workers": len(workers),
             "term": coordinator.term,
-            "committed": coordinator.committed,
-            "aborted": coordinator.aborted,
             "pending": self._pending,
             **self._journal_metrics(),
             "messages_sent": counts.sent,
@@ -244,7 +241,7 @@ class Cluster(Driver):
             config=dataclasses.asdict(self.config),
             path=sys.path,
             coordinator=self._peer,
-            store=self.store_url if self.engine.names_rows else None,
+            store=self.store_url if self.coordinator.names_rows else None,
             is_careful=self._deaths >= DEATHS_TO_CARE,
         )
         worker = self._workers[number] = self._hosts.start(job)

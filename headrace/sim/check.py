@@ -182,13 +182,16 @@ def check_snapshot(epoch: int, tables: Tables, moment: ReferenceState, values: V
 def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
     """When nothing happens any more, nothing is left over: no queue holds anything, and every entity is where it
     belongs."""
+    engine = coordinator.engine
     wrong = [
         f"the coordinator has left over {name}: {left!r}"
-        for name in ("flights", "backlog", "gathering", "telling", "waiting")
+        for name in ("flights", "backlog", "gathering", "telling")
         if (left := getattr(coordinator, name))
     ]
-    if len(coordinator.sequencing.open):
-        wrong.append(f"{len(coordinator.sequencing.open)} transactions were never run")
+    if engine.waiting:
+        wrong.append(f"the engine has left over submissions: {engine.waiting!r}")
+    if len(engine.sequencing.open):
+        wrong.append(f"{len(engine.sequencing.open)} transactions were never run")
     for number, node in {0: coordinator, **workers}.items():
         for peer, channel in node.channels.peers.items():
             if channel.unacknowledged or channel.early:

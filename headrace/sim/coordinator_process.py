@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headrace.core.coordinator import Coordinator
+from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Append, Appended, Check, Saved, Snapshot, Submit
@@ -90,7 +90,7 @@ class CoordinatorProcess:
         app, config = self.world.workload.app, self.config
         if not self.wanted_workers:
             return Engine(app, config, is_durable=is_durable, seed=seed)
-        return Coordinator(app, config, self.wanted_workers, self.mode, is_durable=is_durable, seed=seed, term=term)
+        return on_workers(app, config, self.wanted_workers, self.mode, is_durable=is_durable, seed=seed, term=term)
 
     def _recover(self) -> None:
         world, app = self.world, self.world.workload.app

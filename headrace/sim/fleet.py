@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.config import Config
-from headrace.core.coordinator import Coordinator
+from headrace.core.coordinator import Coordinator, on_workers
 from headrace.core.events import Received, Send, SetTimer, Start, Stop, Tick
 from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program
@@ -35,18 +35,20 @@ class Fleet:
     ) -> None:
         """`like` is a program of the same app with the same limits of values: it makes a fleet sooner."""
         self.app, self.config, self.choose = app, config or Config(), choose
-        self.coordinator = Coordinator(app, self.config, workers, mode, like=like)
+        self.engine = on_workers(app, self.config, workers, mode, like=like)
+        assert isinstance(self.engine.backend, Coordinator)
+        self.coordinator = self.engine.backend
         self.workers: dict[int, Worker] = {}
         self.links: dict[tuple[int, int], deque[bytes]] = {}  # (from, to) -> frames on their way
         self.timers: dict[int, int] = {}
         self.now_us = 0
         self.effects: list[Any] = []  # of the coordinator, for the outside
         self.messages = self.bytes = 0
-        self._apply(0, self.coordinator.start(0))
+        self._apply(0, self.engine.start(0))
 
     def submit(self, event: Any) -> None:
         """Any event from outside: Submit, Read, Rescale, Lost, ..."""
-        self._apply(0, self.coordinator.step(self.now_us, event))
+        self._apply(0, self.engine.step(self.now_us, event))
 
     def deliver(self) -> bool:
         """One thing happens: a frame arrives, or a node goes on with its work. False if nothing is under way."""
@@ -75,7 +77,7 @@ class Fleet:
 
     def _step(self, node: int, event: Any) -> None:
         if node == 0:
-            self._apply(0, self.coordinator.step(self.now_us, event))
+            self._apply(0, self.engine.step(self.now_us, event))
         elif node in self.workers:
             self._apply(node, self.workers[node].step(self.now_us, event))
 

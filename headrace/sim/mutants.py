@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headrace.config import Config
-from headrace.core import channel, contexts, coordinator, egress, ingress, restore, worker
+from headrace.core import channel, contexts, coordinator, egress, engine, ingress, restore, worker
 from headrace.core.events import Answer, Submit
 from headrace.core.ingress import Admission
 from headrace.core.ordered import chains, exchange, executor, gathering, prediction, repair, stretch
@@ -203,10 +203,10 @@ def spares_the_poisoned(right: Any) -> Any:
 def answers_again(right: Any) -> Any:
     """After a recovery, a reply that has left leaves once more."""
 
-    def answer(self: Any, effects: list[Any]) -> None:
+    def answer(self: Any, now_us: int, effects: list[Any]) -> None:
         before = list(self.waiting)
-        right(self, effects)
-        if self.term > 1:
+        right(self, now_us, effects)
+        if getattr(self.backend, "term", 0) > 1:
             self.waiting += [submission for submission in before if submission not in self.waiting][:1]
 
     return answer
@@ -439,7 +439,7 @@ MUTANTS = (
     Mutant("channels take old terms", channel.Channels, "receive", takes_old_terms, 4),
     Mutant("what is lost is not sent again", channel.Channels, "upkeep", never_resends, 4),
     Mutant("request ids are not remembered", ingress.Ledger, "claim", knows_no_ids),
-    Mutant("a request id may come with another call", coordinator.Coordinator, "_same_call", any_call_will_do),
+    Mutant("a request id may come with another call", engine.Engine, "_same_call", any_call_will_do),
     Mutant("an epoch settles without comparing counters", coordinator.Coordinator, "_has_settled", settles_unheard, 3),
     Mutant("a lone epoch settles on any share", coordinator.Coordinator, "_has_settled", settles_without_shares, 16),
     Mutant("a recovery begins no new term", channel.Channels, "begin", keeps_the_term, 4),
@@ -447,7 +447,7 @@ MUTANTS = (
     Mutant("a copy of the state lacks an entity", coordinator.Coordinator, "_copied", copies_too_early, 13),
     Mutant("what a copy holds is run again", coordinator.Coordinator, "_copied", aliases_the_copy, 7),
     Mutant("who overran gets another chance for ever", coordinator.Coordinator, "_suspect", spares_the_poisoned, 7),
-    Mutant("a reply leaves twice after a recovery", coordinator.Coordinator, "_answer", answers_again),
+    Mutant("a reply leaves twice after a recovery", engine.Engine, "_answer", answers_again),
     Mutant("a reply leaves before its epoch is final", egress.Submission, "is_final", answers_early),
     Mutant("those above a late call are not repaired", executor.OrderedExecutor, "_ripple", repairs_nobody, 12),
     Mutant("aborted writes are seen", chains, "value_before", shows_aborted_writes, 16),

@@ -84,7 +84,7 @@ class SimNetwork:
             frame, house = decode_frame(self.rng.choice(self.kept)), self.world.house
             target = house.find(frame.to) if house is not None and can_hear(house, frame) else None
             if house is not None and target is not None:
-                is_old_term = frame.term < house.core.term
+                is_old_term = frame.term < house.core.backend.term
                 self.world.fault("frames of old terms again" if is_old_term else "frames again")
                 self.world.receive(target, frame)
 
@@ -103,4 +103,4 @@ class SimNetwork:
 
 def can_hear(house: CoordinatorProcess, frame: Frame) -> bool:
     """Nothing leads from a newer coordinator's house into that of an older one."""
-    return bool(house.wanted_workers) and frame.term <= house.core.term
+    return bool(house.wanted_workers) and frame.term <= house.core.backend.term

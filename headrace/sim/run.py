@@ -178,7 +178,7 @@ class Simulation:
         self._within_patience(lambda: not world.heap, "it does not come to rest")
         if not world.violations and world.house is not None and world.house.wanted_workers:
             workers = {number: node.core for number, node in world.workers.items()}
-            world.violations += check_rest(world.coordinator.core, workers)
+            world.violations += check_rest(world.coordinator.core.backend, workers)
 
     def _restart(self) -> None:
         """Power is lost. Whoever starts next knows all that was answered, and answers the same."""
@@ -247,8 +247,8 @@ class Simulation:
         probes["repeated answers"] = world.history.repeats
         for house in world.houses:
             if house.core is not None and house.wanted_workers:
-                seen = house.core.metrics()
+                seen = house.core.backend.metrics()
                 for probe, metric in METRICS.items():
                     probes[probe] += seen.get(metric, 0)
-                probes["copies of the state"] += int(house.core.copied_tid > 0)
+                probes["copies of the state"] += int(house.core.backend.copied_tid > 0)
         return +probes

@@ -250,8 +250,9 @@ class World:
             effects = core.start(now_us) if event is None else core.step(now_us, event)
         except Exception as error:
             raise CoreFailed(f"node {node.name} raised {error!r} on {type(event).__name__}") from error
-        if not node.number and len(getattr(core, "flights", ())) > node.house.config.epochs_in_flight_max:
-            self.violate(f"{len(core.flights)} epochs run at the same time")
+        flights = () if node.number else getattr(core.backend, "flights", ())
+        if len(flights) > node.house.config.epochs_in_flight_max:
+            self.violate(f"{len(flights)} epochs run at the same time")
         if hooks.spun is not None:
             self._get_stuck(node, hooks.spun)
         else:
@@ -299,11 +300,11 @@ class World:
             if frame.term < house.last_term:
                 raise CoreFailed(f"the coordinator sends in term {frame.term} after {house.last_term}")
             house.last_term = frame.term
-        elif frame.term > house.core.term:
-            raise CoreFailed(f"worker {node.name} has term {frame.term}, the coordinator {house.core.term}")
+        elif frame.term > house.core.backend.term:
+            raise CoreFailed(f"worker {node.name} has term {frame.term}, the coordinator {house.core.backend.term}")
         elif node is not house.workers.get(node.number):
             self.probe("zombies spoke")
-            if frame.term == house.core.term:
+            if frame.term == house.core.backend.term:
                 self.violate(f"{node.name} was replaced, and takes part in term {frame.term}")
         return self.network.send(node, frame)
 

@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace import Abort, App, Config, Context, Reply
-from headrace.core.coordinator import Coordinator
+from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.events import (
     Answer,
@@ -184,11 +184,11 @@ class Hand(Fleet):
         durable: dict[str, Any] = {"is_durable": True, "seed": self.opened.seed}
         if workers:
             term = self.opened.log.term
-            self.core: Any = Coordinator(app, self.config, workers, mode, term=term, **durable)
+            self.core: Any = on_workers(app, self.config, workers, mode, term=term, **durable)
         else:
             self.core = Engine(app, self.config, **durable)
         self.opened.restore(self.core)
-        self.coordinator = self.core
+        self.engine, self.coordinator = self.core, self.core.backend
         self.workers, self.links, self.timers = {}, {}, {}
         self.now_us, self.effects = now_us, []
         self.messages = self.bytes = 0

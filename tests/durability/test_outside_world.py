@@ -178,7 +178,7 @@ class Life:
             elif chance < 0.19:
                 self.hand.now_us += rng.choice([1_000, 1_000_000])
             elif chance < 0.20 and self.hand.workers:
-                self.hand.submit(Lost(rng.randint(1, self.hand.core.workers)))
+                self.hand.submit(Lost(rng.randint(1, self.hand.core.backend.workers)))
             elif chance < 0.225:
                 self.die()
             else:

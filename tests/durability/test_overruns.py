@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace import App, Config, Context
-from headrace.core.coordinator import REPLAY_CHANCES, Coordinator
+from headrace.core.coordinator import REPLAY_CHANCES, Coordinator, on_workers
 from headrace.core.events import Append, Overran, Submit
 from headrace.core.ingress import Admission
 from headrace.core.log_records import Decree
@@ -21,15 +21,16 @@ def dawdle(ctx: Context) -> int:
 
 @pytest.mark.parametrize("is_replayed", [False, True])
 def test_it_takes_more_overruns_to_abort_what_an_earlier_coordinator_may_have_answered(is_replayed: bool) -> None:
-    coordinator = Coordinator(app, Config(), 1, "serial", is_durable=True)
-    coordinator.start(0)
-    batch = Admission(coordinator.program).admit("x", [(dawdle, "k")])
-    coordinator.step(1, Submit([(0, batch)]))
-    (epoch,) = coordinator.log
+    engine = on_workers(app, Config(), 1, "serial", is_durable=True)
+    engine.start(0)
+    batch = Admission(engine.program).admit("x", [(dawdle, "k")])
+    engine.step(1, Submit([(0, batch)]))
+    assert isinstance(engine.backend, Coordinator)
+    (epoch,) = engine.backend.log
     epoch.is_replayed = is_replayed
     overruns, decrees = 0, []
     while not decrees:
         overruns += 1
-        effects = coordinator.step(1 + overruns, Overran(1, epoch.tids[0]))
+        effects = engine.step(1 + overruns, Overran(1, epoch.tids[0]))
         decrees = [each for each in effects if isinstance(each, Append) and isinstance(each.record, Decree)]
     assert overruns == (REPLAY_CHANCES if is_replayed else 1)

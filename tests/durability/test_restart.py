@@ -136,7 +136,7 @@ class Life:
             elif chance < 0.14:
                 self.hand.now_us += rng.choice([1, 1_000, 5_000])
             elif chance < 0.15 and self.hand.workers:
-                self.hand.submit(Lost(rng.randint(1, self.hand.core.workers)))
+                self.hand.submit(Lost(rng.randint(1, self.hand.core.backend.workers)))
             elif chance < 0.155 and self.hand.workers:
                 self.hand.submit(Rescale("rescale", rng.randint(1, 3)))
             elif chance < 0.16:

@@ -86,7 +86,7 @@ def test_another_number_of_sequencers_starts_above_every_tid_given(before: int, 
 def test_transactions_of_one_of_several_sequencers_run_in_the_order_of_its_tids() -> None:
     """5.1: the sequence of one sequencer has gaps, which belong to the others."""
     cluster = Cluster(app, 3, seed=1)
-    cluster.coordinator.sequencing.sequencer = Sequencer(2, 3)
+    cluster.engine.sequencing.sequencer = Sequencer(2, 3)
     replies = cluster.run([(note_tid, on(1))] + [(touch, on(2), on(1), on(3))] * 3)
     assert [reply.tid for reply in replies] == [2, 5, 8, 11]
     assert cluster.state() == {("item", on(1)): [2, 5, 8, 11], ("item", on(3)): [5, 8, 11]}

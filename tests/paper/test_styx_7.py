@@ -146,7 +146,7 @@ def test_a_recovery_starts_from_the_latest_snapshot_that_was_completed_and_runs_
     assert len(found.list("state/")) > len(found.list("snapshots/"))
     hand = Hand(found, app, workers)
     waiting = [item for item in hand.core.backlog if isinstance(item, Epoch)]
-    flying = list(hand.core.flights) if workers else []
+    flying = list(hand.core.backend.flights) if workers else []
     assert len(waiting) + len(flying) == 6, "those after the snapshot, each as it was"
     assert hand.run("after", CALLS[6:]) == replies
     assert hand.state() == looped(CALLS)[1]

@@ -72,7 +72,7 @@ def test_the_coordinator_sends_names_and_not_rows(tmp_path: Path, expected: dict
     for names_rows in (True, False):
         where = tmp_path / str(names_rows)
         with Cluster(bank.app, 1, SMALL, store=where) as cluster:
-            cluster.engine.names_rows = names_rows
+            cluster.coordinator.names_rows = names_rows
             assert run(cluster, where) == expected
             sent.append(cluster.metrics()["bytes_sent"])
     assert sent[0] < sent[1] / 3

@@ -29,6 +29,9 @@ from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Failure
 from headrace.wire.values import Key, written_us
 
+ChangedLater = list[tuple[Any, Any]]
+"""Ids of `headrace` with their sealed state; and (operator, key) with a time to live, with the time of the write."""
+
 ROWS_MAX = 500  # added at a time
 
 

@@ -17,6 +17,7 @@ from headrace.config import Config
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.events import Snapshot
+from headrace.core.local import run_backlog
 from headrace.core.program import Table
 from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
@@ -46,7 +47,7 @@ class Replay(NamedTuple):
     def state(self) -> dict[str, Table]:
         """Sealed, by operator and key."""
         tables: dict[str, Table] = {name: {} for name in self.engine.program.app.operators}
-        for operator, key, state in self.engine._select(None, None):
+        for operator, key, state in self.engine.select(None, None):
             tables.setdefault(operator, {})[key] = state
         return tables
 
@@ -128,7 +129,7 @@ class StoreReader:
         kept = [each for each in self.recorded(int(meta.get("oldest", 1)), began).values() if each.number <= began]
         last = records[-1].number if records else position - 1
         restore(engine, Restored(began, tables, meta, kept, records, last))
-        engine.work(len(engine.backlog))
+        run_backlog(engine)
         waiting = next((each.number for each in epochs if each.phase != FINAL), None)
         if waiting is not None and epoch is None:
             return self.replay(waiting - 1, before, is_strict)
@@ -205,8 +206,8 @@ class StoreReader:
             if len(pending) == REPLIES_AT_ONCE or number == replay.epoch:
                 replies.append(pending)
                 pending = []
-        entities = engine._select(None, None)
-        _, _, meta = engine._meta()
+        entities = engine.select(None, None)
+        _, _, meta = engine.meta()
         meta |= {"oldest": first, "marks": [], "sources": engine.sources.describe(replay.epoch + 1)}
         snapshot = Snapshot(replay.epoch, 1, entities, meta, True)
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)

@@ -181,7 +181,7 @@ class View:
 
     def _replayed(self, moment: EpochEnd, keys: Collection[Any] | None) -> Iterator[ScannedRows]:
         engine = self.past.replay(moment.epoch).engine
-        entities = engine._visible(engine._select(self.name, None))
+        entities = engine.visible(engine.select(self.name, None))
         wanted = None if keys is None else set(keys)
         rest = ((key, state) for _, key, state in entities if wanted is None or key in wanted)
         while some := list(islice(rest, FOLD_ROWS)):

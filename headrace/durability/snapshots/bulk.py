@@ -80,7 +80,7 @@ class Bulk:
                 f"{store.url} has epochs that are in no snapshot: another app took it over meanwhile, or one of them "
                 "waits for an answer from outside. Let the app run and close it, then load again"
             )
-        self.epoch, self.position, self.meta = engine._meta() if self.base is None else (*place_in(self.base), {})
+        self.epoch, self.position, self.meta = engine.meta() if self.base is None else (*place_in(self.base), {})
         if self.base is not None:
             self.meta = dict(self.base.meta)
         self.opened.snapshots.begin(self.base)

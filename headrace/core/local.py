@@ -1,0 +1,144 @@
+"""The local backend: one serial executor in this process runs every epoch.
+
+With a log, an epoch runs in a later step than the one that closes it: its record is on its way by then, and is synced
+while the epoch runs.
+
+Never here: what is admitted, logged and answered, and when.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.core.epoch import Epoch
+from headrace.core.epoch_changes import Changes
+from headrace.core.events import Read, TakeSnapshot
+from headrace.core.later.deferred import ChangedLater
+from headrace.core.outcome import Outcome, first_difference
+from headrace.core.program import Program
+from headrace.core.serial import SerialExecutor
+from headrace.errors import NotDeterministic
+
+if TYPE_CHECKING:
+    from headrace.core.engine import Engine
+
+
+class LocalBackend:
+    HANDLERS: ClassVar[dict[type, str]] = {}  # no events of its own
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.executor = SerialExecutor(engine.program)
+        self.former: SerialExecutor | None = None  # for epochs of a log with other limits
+        self.answered: Outcome | None = None  # of the epoch that runs: what is known from before a recovery
+
+    def start(self, now_us: int, effects: list[Any]) -> None:
+        self._snapshot_due(now_us)
+
+    def schedule(self, epoch: Epoch) -> None:
+        """It waits in the backlog."""
+
+    def work(self, now_us: int, effects: list[Any]) -> None:
+        engine = self.engine
+        if engine.sequencing.is_due(now_us):
+            engine.close(now_us)
+        self.run(min(engine.ready, 1) if engine.journal.is_durable else len(engine.backlog))
+        self._snapshot_due(now_us)
+
+    def resume(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
+        """The epoch is the first of the backlog: it goes on in `work`."""
+
+    def resend(self, now_us: int, effects: list[Any]) -> None:
+        """Nothing is sent."""
+
+    def next_due_us(self, now_us: int) -> list[int | None]:
+        engine = self.engine
+        due: list[int | None] = []
+        if self.answered is None:  # no epoch has begun and waits for an external call
+            due.append(engine.journal.next_due_us(engine.last_number()))
+        if engine.backlog and engine.asking is None:
+            due.append(now_us)
+        if len(engine.sequencing.open):
+            due.append(engine.sequencing.open.opened_us + engine.config.epoch_interval_us)
+        return due
+
+    def take_changes(self) -> Changes | None:
+        return self.engine.program.take_changes() if self.engine.journal.logs_changes else None
+
+    def take_later(self) -> ChangedLater:
+        return self.engine.program.take_later()
+
+    def shard_map(self) -> list[Any] | None:
+        return None
+
+    def place(self, owners: list[int], version: int) -> None:
+        """Every shard is here."""
+
+    def _snapshot_due(self, now_us: int) -> None:
+        engine = self.engine
+        if self.answered is None and engine.journal.wants_snapshot(now_us, engine.last_number()):
+            engine.take_snapshot(now_us, engine.program.take_tables())
+
+    def run(self, count: int) -> None:
+        """Do the first `count` items of the backlog. An epoch that waits for an external call holds up those behind."""
+        engine = self.engine
+        for _ in range(count):
+            if engine.asking is not None:
+                return
+            first = engine.backlog[0]
+            if isinstance(first, Epoch) and not self._execute(first):
+                return
+            engine.backlog.popleft()
+            if isinstance(first, Read):
+                engine.has_read(first.token, engine.select(first.operator, first.key))
+            elif isinstance(first, TakeSnapshot):
+                engine.journal.wanted.append(first.token)
+            else:
+                engine.finished(first)
+
+    def _execute(self, epoch: Epoch) -> bool:
+        """Run an epoch, from where it stopped. False if it has to wait for the response to an external call."""
+        if self.answered is None:
+            self.answered = (epoch.results, epoch.failures)
+            epoch.results, epoch.failures = [], {}
+        entries, executor = epoch.entries, self._executor(epoch.limits)
+        if epoch.decreed or epoch.limits is not None:
+            epoch.entries = [executor.program.numbered[entry.number] for entry in entries]
+            for row, failure in epoch.decreed.items():
+                epoch.entries[row] = executor.decreed(epoch.entries[row], failure.message)
+        need = executor.run(epoch, len(epoch.results))
+        epoch.entries = entries
+        if need is not None:
+            self.engine.ask(epoch, need)
+            return False
+        compare(epoch, self.answered)
+        self.answered = None
+        return True
+
+    def _executor(self, limits: dict[str, int] | None) -> SerialExecutor:
+        """For epochs that were logged under these limits: they are part of what decides a result."""
+        if limits is None:
+            return self.executor
+        if self.former is None or self.former.program.config.limits() != limits:
+            program = self.engine.program
+            config = dataclasses.replace(program.config, **limits)
+            self.former = SerialExecutor(Program(program.app, config, over=program))
+        return self.former
+
+
+def run_backlog(engine: Engine) -> None:
+    """Run the epochs that a restored engine has to run again, and nothing else."""
+    assert isinstance(engine.backend, LocalBackend)
+    engine.backend.run(len(engine.backlog))
+
+
+def compare(epoch: Epoch, before: Outcome) -> None:
+    """With what was answered before a recovery, and that is what remains: messages may differ in what they show."""
+    if epoch.final_rows:
+        difference = first_difference(epoch, before, (epoch.results, epoch.failures), range(epoch.final_rows))
+        if difference is not None:
+            raise NotDeterministic(
+                f"{difference}: its functions depend on something else than their arguments and state"
+            )
+        epoch.results, epoch.failures = before
