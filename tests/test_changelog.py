@@ -16,7 +16,6 @@ from headrace import App, Config, Context, Runtime
 from headrace.core import program as programs
 from headrace.core.epoch_changes import OperatorChanges
 from headrace.core.events import Lost
-from headrace.core.program import MISSING
 from headrace.durability.log.changelog import (
     DELETE,
     INSERT,
@@ -38,7 +37,7 @@ from headrace.errors import LogBroken, ModelError, NotDeterministic, StoreError
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime.cluster import Cluster
 from headrace.sim.oracle import Oracle
-from headrace.wire.values import is_wrapped
+from headrace.wire.values import MISSING, is_wrapped
 from tests.durability import hand
 from tests.durability.hand import Hand, add, drop, memory, move, put
 from tests.process import bank

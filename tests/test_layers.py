@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from headrace import App, Config
 from headrace.core import program as programs
 from headrace.core.epoch import Epoch
-from headrace.core.program import MISSING, Program
+from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor
+from headrace.wire.values import MISSING
 from tests.programs import PROGRAMS, app
 from tests.programs import Program as Drawn
 from tests.test_serializability import exactly, run_oracle

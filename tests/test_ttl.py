@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from headrace import App, Context
 from headrace.core.events import Read, TakeSnapshot
 from headrace.core.later.deferred import ExpiryQueue
-from headrace.core.program import MISSING
 from headrace.errors import BadValue, ModelError
 from headrace.model.operator import Operator
-from headrace.wire.values import WRAP_BYTES, Values, is_wrapped, wrap, written_us
+from headrace.wire.values import MISSING, WRAP_BYTES, Values, is_wrapped, wrap, written_us
 from tests.durability.hand import Hand, after_power_loss, memory
 from tests.outside import MOMENT, SECOND, World
 

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from headrace.core import order
 from headrace.core.epoch import Epoch
 from headrace.core.later.deferring import Deferring
-from headrace.core.program import MISSING, Entry, Program
+from headrace.core.program import Entry, Program
 from headrace.core.signature import Args
 from headrace.errors import BadCall, ExternalFailed, HeadraceError, LimitReached, TooLarge
 from headrace.model.chance import Chance, Random
 from headrace.model.operator import Function
 from headrace.wire.messages import Need
-from headrace.wire.values import HIGH, LOW, Key, size_of
+from headrace.wire.values import HIGH, LOW, MISSING, Key, size_of
 
 UNAWAITED = "{} made a ctx.{}(...) that it did not await: await it, or use {}"
 START = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -44,11 +44,12 @@ from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
 from headrace.core.local import LocalBackend
 from headrace.core.log_records import Decree, Intent
-from headrace.core.program import MISSING, Program
+from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
+from headrace.wire.values import MISSING
 
 
 class PendingExternal(NamedTuple):

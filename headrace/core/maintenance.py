@@ -23,10 +23,10 @@ from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes, OperatorChanges
 from headrace.core.events import Read, Refuse, Rescale, Rescaled, Start, Stop, TakeSnapshot
 from headrace.core.placement import ShardMap
-from headrace.core.program import MISSING
 from headrace.errors import ConfigError
 from headrace.wire import messages
 from headrace.wire.messages import Entities, Show, Shown
+from headrace.wire.values import MISSING
 
 
 class CopyState(NamedTuple):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.epoch import Epoch
-from headrace.core.ordered.chains import same
 from headrace.wire.messages import Failure
-from headrace.wire.values import shown
+from headrace.wire.values import same, shown
 
 Outcome = tuple[list[Any], dict[int, Failure]]  # results and failures of an epoch's rows
 

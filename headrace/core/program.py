@@ -37,9 +37,8 @@ from headrace.core.signature import Signature, never
 from headrace.errors import BadRequest, BadValue, ModelError, Poisoned, UnknownFunction
 from headrace.model.app import App, Schedule
 from headrace.model.operator import Function
-from headrace.wire.values import Key, Values, check_key, shown, written_us
+from headrace.wire.values import MISSING, Key, Values, check_key, shown, written_us
 
-MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
 NOWHERE: Any = object()
 LARGE = 100_000  # entities
 

@@ -33,10 +33,10 @@ from headrace.core.contexts import (
 )
 from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
-from headrace.core.program import MISSING, NOWHERE, Args, Entry, Program
+from headrace.core.program import NOWHERE, Args, Entry, Program
 from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
 from headrace.wire.messages import Failure, Need
-from headrace.wire.values import HIGH, LOW, Key, shown
+from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
 

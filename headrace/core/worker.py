@@ -31,7 +31,7 @@ from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering
 from headrace.core.ordered.prediction import Template, owners_of_predicted, read_templates
 from headrace.core.ordered.progress import Progress
 from headrace.core.placement import ShardMap
-from headrace.core.program import MISSING, Program
+from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor
 from headrace.core.shares import add_share, split_share
 from headrace.errors import BadMessage
@@ -63,7 +63,7 @@ from headrace.wire.messages import (
     in_parts,
     in_pieces,
 )
-from headrace.wire.values import size_of
+from headrace.wire.values import MISSING, size_of
 
 STRETCH_ROWS = frozenset((LendRequest, Installed, Lent))
 

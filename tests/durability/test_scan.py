@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
-from headrace.core.program import MISSING
 from headrace.durability.columns import join
 from headrace.durability.reading.scan import LaterStates, Scan
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.model.operator import Operator
-from headrace.wire.values import Values, wrap
+from headrace.wire.values import MISSING, Values, wrap
 from tests.durability.test_snapshots import IDENTITY, MemoryStore
 
 SHARDS = 8

@@ -20,14 +20,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
-from headrace.core.program import MISSING
 from headrace.durability import columns
 from headrace.durability.snapshots import layers, snapshots
 from headrace.durability.snapshots.snapshots import Snapshots, first_to_fold
 from headrace.durability.store import DirectoryStore
 from headrace.errors import BadKey, BadValue, Fenced, ObjectMissing, SnapshotBroken, StoreError
 from headrace.model.operator import Operator
-from headrace.wire.values import Values
+from headrace.wire.values import MISSING, Values
 
 IDENTITY = {"cluster": "c1", "app": "bank", "format": 1}
 SHARDS = 8

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import Phase
 
 from headrace.core.events import Snapshot
-from headrace.core.program import MISSING
 from headrace.durability.snapshots import snapshots
 from headrace.durability.snapshots.layers import LayerSource
 from headrace.durability.snapshots.manifests import Layer, Manifest, ManifestName, place_of
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import Fenced, HeadraceError, SnapshotBroken, StoreError, WrongStore
+from headrace.wire.values import MISSING
 from tests.durability.test_snapshots import (
     IDENTITY,
     Died,

@@ -22,12 +22,12 @@ from typing import Any
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.events import Perform, Responded
 from headrace.core.later.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
-from headrace.core.program import MISSING, Program
+from headrace.core.program import Program
 from headrace.core.signature import Args
 from headrace.errors import BadRequest
 from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Failure
-from headrace.wire.values import Key, written_us
+from headrace.wire.values import MISSING, Key, written_us
 
 ChangedLater = list[tuple[Any, Any]]
 """Ids of `headrace` with their sealed state; and (operator, key) with a time to live, with the time of the write."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.contexts import OrderedContext, SerialContext, TrackedContext
-from headrace.core.program import MISSING
-from headrace.wire.values import wrap, written_us
+from headrace.wire.values import MISSING, wrap, written_us
 
 
 class Expiring(SerialContext):

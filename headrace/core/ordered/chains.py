@@ -3,10 +3,8 @@
 A record is read record and version in one. A chain is a list: the value before all of it, then its records by order,
 which is (TID, place). `Call` is the record of a call's first part; a `Continuation` is that of a part after an await.
 
-Rules:
-1. A record sees what its own transaction left on the entity, else what the newest transaction below left that did not
-   abort.
-2. Two values are the same if they are the same bytes: 1, 1.0 and True differ, a NaN equals itself.
+Rule: a record sees what its own transaction left on the entity, else what the newest transaction below left that did
+not abort.
 
 Never here: how calls run, messages, workers.
 """
@@ -23,13 +21,12 @@ import msgspec
 from headrace.core.program import Entry
 from headrace.core.signature import Args
 from headrace.wire.messages import Failure
-from headrace.wire.values import Key
+from headrace.wire.values import Key, same
 
 Order = tuple[int, bytes]
 Chain = list[Any]  # [base value, record, record, ...]
 
 order_of = attrgetter("order")
-encode = msgspec.msgpack.Encoder().encode
 
 NOT_YET: Any = object()  # no result so far
 NOTHING: Any = MappingProxyType({})  # stands for a dict that most never need
@@ -140,18 +137,6 @@ def value_before(chain: Chain, at: int, tid: int, aborted: set[int]) -> Any:
         if writer == tid or writer not in aborted:
             return record.new
     return chain[0]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Of two sealed values."""
-    if one is other:
-        return True
-    kind = type(one)
-    if kind is not type(other):
-        return False
-    if kind is float:
-        return encode(one) == encode(other)
-    return bool(one == other)
 
 
 def same_args(one: Args, other: Args) -> bool:

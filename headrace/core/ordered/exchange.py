@@ -27,7 +27,6 @@ from headrace.core.ordered.chains import (
     Made,
     Record,
     new_call,
-    same,
     same_call,
     same_target,
 )
@@ -46,7 +45,7 @@ from headrace.wire.messages import (
     TransactionAborted,
     TransactionRevived,
 )
-from headrace.wire.values import Key, size_of
+from headrace.wire.values import Key, same, size_of
 
 
 class Caps(NamedTuple):

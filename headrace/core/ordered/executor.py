@@ -32,9 +32,9 @@ from headrace.core.ordered.exchange import EpochPart, Turn
 from headrace.core.ordered.prediction import Lessons, Predictions
 from headrace.core.ordered.repair import Repair
 from headrace.core.placement import ShardMap
-from headrace.core.program import MISSING, Entry, Program
+from headrace.core.program import Entry, Program
 from headrace.wire.messages import AnsweredAll
-from headrace.wire.values import HIGH, LOW, Key
+from headrace.wire.values import HIGH, LOW, MISSING, Key
 
 
 @functools.cache

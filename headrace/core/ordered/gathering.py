@@ -27,7 +27,7 @@ from headrace.core.ordered.exchange import EpochPart
 from headrace.core.ordered.executor import OrderedExecutor
 from headrace.core.ordered.progress import Progress
 from headrace.core.ordered.stretch import Entity, Stretch
-from headrace.core.program import MISSING, Program
+from headrace.core.program import Program
 from headrace.core.shares import add_share
 from headrace.errors import BadMessage
 from headrace.wire.messages import (
@@ -43,7 +43,7 @@ from headrace.wire.messages import (
     StretchRows,
     in_parts,
 )
-from headrace.wire.values import size_of
+from headrace.wire.values import MISSING, size_of
 
 COORDINATOR = 0
 DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"

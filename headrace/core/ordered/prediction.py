@@ -14,10 +14,10 @@ from operator import itemgetter
 from typing import Any
 
 from headrace.core import order
-from headrace.core.ordered.chains import Made, same, same_args
+from headrace.core.ordered.chains import Made, same_args
 from headrace.core.program import Entry
 from headrace.core.signature import Args
-from headrace.wire.values import HIGH, LOW, Key
+from headrace.wire.values import HIGH, LOW, Key, same
 
 SELF = -1
 CALLS_MAX = 8  # a function that makes more is not predicted

@@ -35,17 +35,16 @@ from headrace.core.ordered.chains import (
     chain_of,
     locate,
     new_call,
-    same,
     same_call,
     value_before,
 )
 from headrace.core.ordered.exchange import EpochPart, Exchange, by_number, same_failure
 from headrace.core.placement import ShardMap
-from headrace.core.program import MISSING, Entry, Program
+from headrace.core.program import Entry, Program
 from headrace.core.serial import describe
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failed, Failure
-from headrace.wire.values import HIGH, LOW, Key, shown, size_of
+from headrace.wire.values import HIGH, LOW, MISSING, Key, same, shown, size_of
 
 NESTED_MAX = 16
 

@@ -20,11 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.core.epoch import Epoch
-from headrace.core.ordered.chains import same
-from headrace.core.program import MISSING, Entry, Program, Table
+from headrace.core.program import Entry, Program, Table
 from headrace.core.serial import SerialExecutor, Walk
 from headrace.wire.messages import Entities, Need
-from headrace.wire.values import Key
+from headrace.wire.values import MISSING, Key, same
 
 Entity = tuple[str, Any]
 

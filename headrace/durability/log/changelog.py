@@ -31,8 +31,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes, OperatorChanges
-from headrace.core.ordered.chains import same
-from headrace.core.program import MISSING
 from headrace.durability.columns import KINDS, sealed_to_arrow
 from headrace.durability.log.column_bytes import ROWS_FOR_ARROW, WIDTHS, Columns, Ints, Streams, from_column, to_column
 from headrace.durability.log.log import Log, bounds, read_log
@@ -40,7 +38,7 @@ from headrace.durability.log.records import ChangesHeader, ColumnRecord, pack, u
 from headrace.durability.log.segments import refs_in
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, NotDeterministic, StoreError
-from headrace.wire.values import shown
+from headrace.wire.values import MISSING, same, shown
 
 FOLDER = "changes"
 UPDATE, INSERT, DELETE = range(3)

@@ -29,7 +29,6 @@ from headrace.config import Config
 from headrace.core.engine import Engine
 from headrace.core.log_records import Retired
 from headrace.core.placement import shards_of
-from headrace.core.program import MISSING
 from headrace.core.signature import conforms, converted, why
 from headrace.durability.columns import Columns, join, split, split_keys
 from headrace.durability.inbox.batches import in_python, is_text
@@ -44,7 +43,7 @@ from headrace.errors import BadRequest, BadValue, HeadraceError, StoreError
 from headrace.model.app import App
 from headrace.model.fingerprint import fingerprint
 from headrace.model.operator import Operator
-from headrace.wire.values import RECORD, Key, Values, check_key, shown, wrap
+from headrace.wire.values import MISSING, RECORD, Key, Values, check_key, shown, wrap
 
 PART_BYTES = 64 << 20  # before compression, as of other layers
 PARTS_MAX = 10_000  # of one writer

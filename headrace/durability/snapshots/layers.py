@@ -23,9 +23,9 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from headrace.core.program import MISSING
 from headrace.durability.columns import Columns, join, packed, split, split_keys
 from headrace.wire.messages import Entities
+from headrace.wire.values import MISSING
 
 Shards = Callable[[str, Any], Sequence[int]]  # of an operator's keys: a list, or an array where all are of 64 bits
 Tables = dict[str, dict[Any, Any]]
