@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace import App, Config, Reply
+from headrace.core.admission import Admission
 from headrace.core.events import Answer, Read, ReadResult, Send, Submit
-from headrace.core.ingress import Admission
 from headrace.core.placement import ShardMap
 from headrace.model.operator import Operator
 from headrace.runtime.client import Replies

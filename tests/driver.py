@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import App, Config
+from headrace.core.admission import Admission
 from headrace.core.engine import Engine
 from headrace.core.events import Answer, Refuse, SetTimer, Submit, Tick
-from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies, Reply
 from headrace.wire.messages import RequestIds
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import App, Config, Reply
+from headrace.core.admission import Admission
 from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Answer, Lost, Perform, Read, ReadResult, Rescale, Rescaled, Responded, Submit
-from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
 from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle

@@ -10,8 +10,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace import App, Config, Reply
+from headrace.core.admission import Admission
 from headrace.core.events import Answer, Read, ReadResult, Submit
-from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
 from headrace.sim.fleet import Fleet
 from tests.driver import Driver

@@ -17,8 +17,8 @@ from rich.table import Table
 from headrace.bench import ycsb
 from headrace.bench.scaling import FORMS, Form
 from headrace.config import Config
+from headrace.core.admission import Admission
 from headrace.core.events import Submit
-from headrace.core.ingress import Admission
 from headrace.sim.fleet import Fleet
 
 # What is timed: of a worker, of its executor, of the coordinator.

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from headrace.bench import reference
 from headrace.bench.senders import Stopwatch
+from headrace.core.admission import Admission
 from headrace.core.engine import Engine
 from headrace.core.events import Answer, Submit
-from headrace.core.ingress import Admission
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.model.operator import Function

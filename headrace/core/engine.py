@@ -39,13 +39,14 @@ from headrace.core.events import (
     TakeSnapshot,
     Tick,
 )
-from headrace.core.ingress import Ledger, SourceBatches, reuse
 from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
+from headrace.core.ledger import Ledger, reuse
 from headrace.core.local import LocalBackend
 from headrace.core.log_records import Decree, Intent
 from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
+from headrace.core.source_batches import SourceBatches
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from headrace.config import Config
+from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
 from headrace.core.events import (
     Answer,
@@ -42,7 +43,6 @@ from headrace.core.events import (
     TakeSnapshot,
     Tick,
 )
-from headrace.core.ingress import Admission
 from headrace.core.signature import Args
 from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, StreamError, TooLarge, UnknownFunction
 from headrace.model.app import App

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from headrace.core.ingress import failure_of
+from headrace.core.admission import failure_of
 from headrace.errors import REFUSALS, AnswerTooLarge, BadKey, BadMessage, BadRequest, Forbidden, HeadraceError, TooLarge
 from headrace.runtime.client import Reply
 from headrace.runtime.driver import Driver

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
-from headrace.core.ingress import Admission
 from headrace.durability.inbox.batches import keep_dead, read_calls
 from headrace.durability.inbox.inbox import (
     held,

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from headrace.config import Config
-from headrace.core.ingress import failure_of, take_apart
+from headrace.core.admission import failure_of, take_apart
 from headrace.errors import REFUSALS, BadMessage, BadRequest, UnknownFunction, Unreachable
 from headrace.model.app import App
 from headrace.model.operator import Function

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from headrace.config import Config
+from headrace.core.admission import Admission
 from headrace.core.events import Answer, Lost, Read, ReadResult, Rescale, Rescaled, Send, SetTimer, Submit
-from headrace.core.ingress import Admission
 from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program
 from headrace.runtime.client import Replies, Reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, NamedTuple
 
-from headrace.core.ingress import Admission
+from headrace.core.admission import Admission
 from headrace.core.later.builtin import BUILT_IN
 from headrace.core.program import Program
 from headrace.sim.history import History, HistoryRow, StateRead

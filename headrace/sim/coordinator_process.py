@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headrace.core.admission import Admission
 from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Append, Appended, Check, Saved, Snapshot, Submit
-from headrace.core.ingress import Admission
 from headrace.durability.identity import found, identity_of
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core import coordinator, engine, events, ingress, journal, log_records, program, restore, sequencing
+from headrace.core import (
+    coordinator,
+    engine,
+    events,
+    journal,
+    log_records,
+    program,
+    restore,
+    sequencing,
+    source_batches,
+)
 from headrace.core.later import deferred
 from headrace.core.ordered import executor
 from headrace.durability import keeper, recovery
@@ -386,7 +396,7 @@ DURABLE_MUTANTS = (
     Mutant("a snapshot is an alias of the state", engine.Engine, "take_snapshot", aliases_the_snapshot, 10),
     Mutant("a recovery begins one record late", journal.Journal, "take", reads_on_too_late, 9),
     Mutant("request ids are not in the snapshot", recovery.OpenedStore, "_replies", knows_no_replies),
-    Mutant("source batches are not in the snapshot", ingress.SourceBatches, "describe", describes_nothing, 1),
+    Mutant("source batches are not in the snapshot", source_batches.SourceBatches, "describe", describes_nothing, 1),
     Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers, 35),
     Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", describes_nothing, 24),
     Mutant("a schedule forgets when it was last due", deferred.Deferred, "restore", forgets_last_moments, 4),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from headrace.config import Config
-from headrace.core import channel, contexts, coordinator, egress, engine, ingress, restore, worker
+from headrace.core import channel, contexts, coordinator, egress, engine, ledger, restore, worker
+from headrace.core.admission import Admission
 from headrace.core.events import Answer, Submit
-from headrace.core.ingress import Admission
 from headrace.core.ordered import chains, exchange, executor, gathering, prediction, repair, stretch
 from headrace.durability import recovery
 from headrace.durability.log import log, takeover
@@ -438,7 +438,7 @@ MUTANTS = (
     Mutant("channels do not mind gaps", channel.Channels, "receive", takes_gaps, 4),
     Mutant("channels take old terms", channel.Channels, "receive", takes_old_terms, 4),
     Mutant("what is lost is not sent again", channel.Channels, "upkeep", never_resends, 4),
-    Mutant("request ids are not remembered", ingress.Ledger, "claim", knows_no_ids),
+    Mutant("request ids are not remembered", ledger.Ledger, "claim", knows_no_ids),
     Mutant("a request id may come with another call", engine.Engine, "_same_call", any_call_will_do),
     Mutant("an epoch settles without comparing counters", coordinator.Coordinator, "_has_settled", settles_unheard, 3),
     Mutant("a lone epoch settles on any share", coordinator.Coordinator, "_has_settled", settles_without_shares, 16),

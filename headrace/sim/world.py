@@ -44,8 +44,8 @@ from headrace.core.events import (
     Stop,
     Tick,
 )
-from headrace.core.ingress import EXPIRED
 from headrace.core.program import values_of
+from headrace.core.source_batches import EXPIRED
 from headrace.core.worker import Worker
 from headrace.sim.coordinator_process import CoordinatorProcess
 from headrace.sim.disk import Disk

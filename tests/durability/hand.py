@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace import Abort, App, Config, Context, Reply
+from headrace.core.admission import Admission
 from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.events import (
@@ -34,7 +35,6 @@ from headrace.core.events import (
     Submit,
     TakeSnapshot,
 )
-from headrace.core.ingress import Admission
 from headrace.durability import recovery
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headrace import Config, Runtime
-from headrace.core.ingress import Admission
+from headrace.core.admission import Admission
 from headrace.core.program import Program
 from headrace.durability.identity import with_checksum
 from headrace.durability.inbox.batches import BatchCache, read_calls

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace import App, Config, Context
+from headrace.core.admission import Admission
 from headrace.core.coordinator import REPLAY_CHANCES, Coordinator, on_workers
 from headrace.core.events import Append, Overran, Submit
-from headrace.core.ingress import Admission
 from headrace.core.log_records import Decree
 
 app = App("slow")

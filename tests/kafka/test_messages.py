@@ -12,7 +12,7 @@ import pytest
 
 from examples.bank import app
 from headrace import Config
-from headrace.core.ingress import Admission
+from headrace.core.admission import Admission
 from headrace.core.program import Program
 from headrace.durability.inbox.batches import DEAD, dead_names, keep_dead, read_calls, read_dead
 from headrace.durability.inbox.inbox import Closed, write_segment

@@ -18,8 +18,8 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.config import Config
+from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
-from headrace.core.ingress import Admission
 from headrace.core.program import Program
 from headrace.durability.inbox.inbox import Closed, read_segment, stem_of, waiting
 from headrace.durability.store import Store

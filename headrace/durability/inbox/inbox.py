@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from headrace.core.ingress import ONCE, gap
+from headrace.core.source_batches import ONCE, gap
 from headrace.durability.identity import read_checked, with_checksum
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, StreamError

@@ -31,7 +31,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headrace.core.ingress import ONCE
+from headrace.core.source_batches import ONCE
 from headrace.durability.identity import CURRENT, read_checked
 from headrace.durability.inbox.inbox import (
     Closed,

@@ -1,0 +1,118 @@
+"""Admission: which calls may run. A call is checked by itself, so this may be done in the caller's thread.
+
+Rule: what is refused is never logged and changes nothing; the rest of its batch goes on.
+
+Never here: what was asked before, state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.core.epoch import Batch
+from headrace.core.program import Entry, Program
+from headrace.core.signature import Args
+from headrace.errors import BadArguments, BadRequest, HeadraceError, TooLarge, UnknownFunction
+from headrace.model.operator import RESERVED
+from headrace.wire.messages import Failure, RequestIds
+from headrace.wire.values import Key, shown, size_of
+
+
+class Admission:
+    """Checks calls against the app: does the function exist, is the key a key, do the arguments fit?"""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def admit(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
+        """Calls are `(function, key, *args)`. Those that may not run are refused in the batch."""
+        if not isinstance(ids, str):
+            ids = list(ids)
+            if len(ids) != len(calls):
+                raise BadRequest(f"{len(ids)} request ids for {len(calls)} calls")
+        try:
+            functions = {call[0] for call in calls}
+            if len(functions) == 1 and set(map(type, calls)) == {tuple}:
+                keys, args = [call[1] for call in calls], [call[2:] for call in calls]
+                return self.admit_columns(ids, functions.pop(), keys, args)
+        except (TypeError, LookupError):
+            pass
+        return self.admit_rows(ids, [take_apart(call) for call in calls])
+
+    def admit_columns(
+        self,
+        ids: RequestIds,
+        function: Any,
+        keys: list[Any],
+        args: list[Args],
+        source: tuple[str, int] | None = None,
+    ) -> Batch:
+        """One function for many keys: checked in columns, and one by one only if something does not fit."""
+        try:
+            entry = self._find(function)
+            is_plain = entry.operator.partition_by is None
+            if is_plain and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
+                return Batch(ids, [entry] * len(keys), keys, args, source=source)
+        except UnknownFunction:
+            pass
+        return self.admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)], source)
+
+    def admit_rows(
+        self,
+        ids: RequestIds,
+        calls: list[tuple[Any, Any, Any] | BadRequest],
+        source: tuple[str, int] | None = None,
+    ) -> Batch:
+        """Calls are `(function, key, args)`, or the reason why there is none."""
+        entries: list[Entry] = []
+        keys: list[Key] = []
+        arguments: list[Args] = []
+        refused: dict[int, Failure] = {}
+        sizes: list[int] = []
+        for position, call in enumerate(calls):
+            try:
+                if isinstance(call, BadRequest):
+                    raise call
+                function, key, args = call
+                entry = self._find(function)
+                self.program.check_key(key, entry)
+                if type(args) is not tuple:
+                    raise BadArguments(f"the arguments of {entry.signature} are a tuple, not {shown(args)}")
+                if not entry.fits(args):
+                    entry, args = entry.admit(args)
+            except BadRequest as error:
+                refused[position] = failure_of(error)
+            else:
+                entries.append(entry)
+                keys.append(key)
+                arguments.append(args)
+                sizes.append(sum(map(size_of, args)))
+        return Batch(ids, entries, keys, arguments, refused, source, sizes if any(sizes) else None)
+
+    def _find(self, function: Any) -> Entry:
+        entry = self.program.find(function)
+        if entry.operator.name == RESERVED:
+            raise UnknownFunction(f"{entry.name} is Headrace's own and cannot be called")
+        return entry
+
+    def check_id(self, request_id: Any) -> None:
+        limit = self.program.config.request_id_bytes_max
+        if type(request_id) is not str or not request_id:
+            raise BadRequest(f"a request id is a str that is not empty, not {shown(request_id)}")
+        try:
+            size = len(request_id.encode())
+        except UnicodeEncodeError:
+            raise BadRequest(f"the request id {shown(request_id)} is not valid Unicode") from None
+        if size > limit:
+            raise TooLarge(f"a request id of {size} bytes is over the limit of {limit}")
+
+
+def take_apart(call: Any) -> tuple[Any, Any, Any] | BadRequest:
+    if isinstance(call, tuple | list) and len(call) >= 2:
+        return call[0], call[1], tuple(call[2:])
+    return BadRequest(f"a call is (function, key, *args), not {shown(call)}")
+
+
+def failure_of(error: HeadraceError) -> Failure:
+    return Failure(error.code, type(error).__name__, str(error))

@@ -1,0 +1,109 @@
+"""Batches of sources: a batch is taken once, whatever its source repeats.
+
+Rule: the batches of a query are numbered without gaps, and the last one of each query is remembered.
+
+Never here: where their rows are stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.config import Config
+from headrace.core.egress import Submission
+from headrace.core.epoch import Batch, Epoch
+from headrace.errors import ReplyExpired, StreamError
+from headrace.wire.messages import Failure
+
+ONCE = "write-"  # so begins a query of one batch that nobody repeats once it has run
+
+
+class SourceBatches:
+    """The last batch of each streaming query: a batch is taken once, whatever its source repeats."""
+
+    def __init__(self, config: Config) -> None:
+        self.queries_max = config.queries_max
+        self.last: dict[str, tuple[int, Submission]] = {}  # the query that was quiet for longest comes first
+        self.has_forgotten = False  # some query, ever
+
+    def last_of(self, query: str) -> int:
+        """The number of its last batch; -1 if there was none, or the query is forgotten."""
+        known = self.last.get(query)  # asked by other threads, too
+        return -1 if known is None else known[0]
+
+    def take(self, source: tuple[str, int], submission: Submission, rows: int, after: int = -1) -> Submission | None:
+        """None if the batch of so many rows is new, and from now on it is not; else the submission that ran. `after` is
+        the last one that ran, as its source knows it: it counts if this query may have been forgotten. A source that
+        knows that the batch ran has not brought its rows, so it is never new."""
+        query, batch = source
+        forgotten = after if self.has_forgotten else -1
+        last, ran = self.last.get(query, (forgotten, None))
+        if batch == last and ran is not None:
+            return ran
+        if batch <= last:  # its name was still in the inbox, or a query goes back further than to its last batch
+            past = Submission(None, submission.ids, submission.refused)
+            past.refuse(EXPIRED, rows)
+            return past
+        if batch != last + 1 or batch <= after:
+            raise gap(query, batch, last)
+        self.last.pop(query, None)
+        self._keep(query, batch, submission)
+        return None
+
+    def again(self, batch: Batch) -> Submission:
+        """A batch that is in the log: where its rows went, as far as that is known by now."""
+        assert batch.source is not None
+        query, number = batch.source
+        known, submission = self.last.pop(query, (-1, None))  # the query that was quiet for longest comes first
+        if submission is None or known != number:
+            submission = Submission.of(None, batch)
+        self._keep(query, number, submission)
+        return submission
+
+    def _keep(self, query: str, batch: int, submission: Submission) -> None:
+        self.last[query] = (batch, submission)
+        if len(self.last) > self.queries_max:
+            self.has_forgotten = True
+            final = [each for each, (_, ran) in self.last.items() if ran.is_final()]
+            del self.last[next((each for each in final if each.startswith(ONCE)), (final or list(self.last))[0])]
+
+    def describe(self, first: int) -> dict[str, Any]:
+        """What a snapshot keeps: per query its last batch, and where those of its rows are that came before the epoch
+        with the number `first`. What came later is found in the log again."""
+        return {
+            query: [
+                batch,
+                submission.ids,
+                {row: msgspec.structs.astuple(failure) for row, failure in submission.refused.items()},
+                [
+                    [epoch.number if isinstance(epoch, Epoch) else 0, *rows]
+                    for epoch, *rows in submission.stretches
+                    if isinstance(epoch, Failure) or epoch.number < first
+                ],
+            ]
+            for query, (batch, submission) in self.last.items()
+        }
+
+    def restore(self, described: dict[str, Any], epochs: dict[int, Epoch], has_forgotten: bool) -> None:
+        """`epochs` are those whose replies are still kept; rows of others are answered by a failure."""
+        self.has_forgotten = has_forgotten
+        for query, (batch, ids, refused, stretches) in described.items():
+            submission = Submission(None, ids, {row: Failure(*failure) for row, failure in refused.items()})
+            for number, start, stop in stretches:
+                if number in epochs:
+                    submission.add(epochs[number], start, stop)
+                else:
+                    submission.refuse(EXPIRED, stop - start)
+            self.last[query] = (batch, submission)
+
+
+def gap(query: str, batch: int, last: int) -> StreamError:
+    return StreamError(
+        f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of this "
+        "app, whose state is gone. Start the query with a new checkpoint location"
+    )
+
+
+EXPIRED = Failure(ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are past their retention")
