@@ -24,7 +24,8 @@ from typing import Any
 
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
-from headrace.durability.inbox.batches import keep_dead, read_calls
+from headrace.durability.inbox.batch_calls import read_calls
+from headrace.durability.inbox.dead_letters import keep_dead
 from headrace.durability.inbox.inbox import (
     held,
     hold,

@@ -25,7 +25,7 @@ from headrace import Abort, App, Context
 from headrace.core.engine import Read
 from headrace.core.journal import TakeSnapshot
 from headrace.durability.inbox import inbox
-from headrace.durability.inbox.batches import dead_names, read_dead
+from headrace.durability.inbox.dead_letters import dead_names, read_dead
 from headrace.durability.inbox.inbox import Closed, close_batch, write_segment
 from headrace.durability.log.log import read_log
 from headrace.durability.store import Store

@@ -16,7 +16,8 @@ from headrace import Config, Runtime
 from headrace.core.ingress import Admission
 from headrace.core.program import Program
 from headrace.durability.identity import with_checksum
-from headrace.durability.inbox.batches import BatchCache, read_calls
+from headrace.durability.inbox.batch_cache import BatchCache
+from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.inbox import (
     Closed,
     await_taken,

@@ -14,7 +14,8 @@ from examples.bank import app
 from headrace import Config
 from headrace.core.ingress import Admission
 from headrace.core.program import Program
-from headrace.durability.inbox.batches import DEAD, dead_names, keep_dead, read_calls, read_dead
+from headrace.durability.inbox.batch_calls import read_calls
+from headrace.durability.inbox.dead_letters import DEAD, dead_names, keep_dead, read_dead
 from headrace.durability.inbox.inbox import Closed, write_segment
 from headrace.durability.store import DirectoryStore
 

@@ -22,7 +22,7 @@ from headrace.core.journal import Decree, Intent, Note, Record, Retired
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
-from headrace.durability.inbox.batches import judged_by, read_again
+from headrace.durability.inbox.batch_calls import judged_by, read_again
 from headrace.durability.inbox.inbox import Closed
 from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, from_column, to_column
 from headrace.durability.store import Store

@@ -32,7 +32,7 @@ from headrace.core.placement import shards_of
 from headrace.core.program import MISSING
 from headrace.core.signature import conforms, converted, why
 from headrace.durability.columns import Columns, join, split, split_keys
-from headrace.durability.inbox.batches import in_python, is_text
+from headrace.durability.inbox.arrow_rows import in_python, is_text
 from headrace.durability.log.log import read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.reading.scan import is_distinct

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from headrace.durability.inbox.batches import DEAD, dead_names, read_dead
+from headrace.durability.inbox.dead_letters import DEAD, dead_names, read_dead
 from headrace.durability.inbox.inbox import AT
 from headrace.spark.sources.options import located, store_of
 from headrace.spark.tasks import settle

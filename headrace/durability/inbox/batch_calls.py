@@ -1,0 +1,170 @@
+"""Turns the rows of a closed batch into calls, and checks them as a client's calls are checked. A row that cannot be a
+call is refused with the reason, and the rest of the batch runs.
+
+The same batch gives the same calls whenever it is read: with the code and the limits that it was closed under.
+
+Never here: Arrow's types (arrow_rows.py), where refused rows go (dead_letters.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from headrace.config import Config
+from headrace.core.epoch import Batch
+from headrace.core.ingress import Admission
+from headrace.core.program import Program
+from headrace.durability.inbox.arrow_rows import Row, in_python, read_table, rows_of
+from headrace.durability.inbox.inbox import Closed
+from headrace.durability.store import Store
+from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
+from headrace.wire.messages import id_of
+from headrace.wire.values import shown
+
+
+def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
+    """The batch, admitted. The rows that were refused are in its `refused`."""
+    batch = admit(closed, read_table(store, closed), admission)
+    batch.closed = closed
+    batch.stored = msgspec.msgpack.encode((closed, judged_by(admission.program.config), sorted(batch.refused)))
+    return batch
+
+
+def read_again(
+    store: Store, closed: Closed, program: Program, limits: dict[str, int], refused: Collection[int]
+) -> Batch:
+    """A batch that is in the log: the same rows are refused as then, whatever the configuration is now."""
+    judge = program
+    if limits != judged_by(program.config):
+        judge = Program(program.app, dataclasses.replace(program.config, **limits))
+    batch = read_calls(store, closed, Admission(judge))
+    if batch.refused.keys() != set(refused):
+        raise AppChanged(
+            f"batch {closed.batch} of query {closed.query} in {store.url} was logged by other code, which refused "
+            f"{len(refused)} of its rows; this code refuses {len(batch.refused)}. Start it with the code that logged it"
+        )
+    if judge is not program:
+        batch.entries = [program.numbered[entry.number] for entry in batch.entries]
+    return batch
+
+
+def judged_by(config: Config) -> dict[str, int]:
+    """What decides which rows are refused."""
+    return config.limits() | {"request_id_bytes_max": config.request_id_bytes_max}
+
+
+def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch:
+    stem = f"{closed.query}/{closed.batch}"
+    if table is None:
+        return Batch(stem, [], [], [], source=closed.source)
+    if "call" in table.column_names:
+        return admit_messages(closed, table, admission)
+    keys = in_python(table.column("key"))
+    if "id" in table.column_names or "args" in table.column_names or not closed.function:
+        return admit_mixed(closed, table, keys, admission)
+    rows = rows_of(table)
+    try:
+        signature = admission.program.find(closed.function).signature
+    except BadRequest:
+        return admission.admit_columns(stem, closed.function, keys, rows, closed.source)  # refuses them all
+    if not signature.is_scalar:
+        rows = list(map(signature.convert, rows))
+    return admission.admit_columns(stem, closed.function, keys, rows, closed.source)
+
+
+def admit_mixed(closed: Closed, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
+    """Rows that call different functions, have ids of their own, or arguments in JSON: one by one."""
+    count, stem = table.num_rows, f"{closed.query}/{closed.batch}"
+    functions = in_python(table.column("function")) if not closed.function else [closed.function] * count
+    given = in_python(table.column("args")) if "args" in table.column_names else rows_of(table)
+    ids = in_python(table.column("id")) if "id" in table.column_names else None
+    calls: list[Any] = []
+    for at, (function, key, args) in enumerate(zip(functions, keys, given, strict=True)):
+        try:
+            if ids is not None and ids[at] is not None:
+                admission.check_id(ids[at])
+            calls.append((function, key, arguments(function, args, admission)))
+        except BadRequest as error:
+            calls.append(error)
+    named = (
+        stem
+        if ids is None
+        else [id_of(stem, at) if given_id is None else str(given_id) for at, given_id in enumerate(ids)]
+    )
+    return admission.admit_rows(named, calls, closed.source)
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole call in JSON, as the HTTP gateway takes it. The row may have an id and a key for those without."""
+
+    function: str
+    key: str | int | None = None
+    args: list[Any] = []
+    request_id: str | None = None
+
+
+class UnparsedMessage(msgspec.Struct):
+    """What can be known of a message that is no call."""
+
+    request_id: str | None = None
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(UnparsedMessage)
+
+
+def admit_messages(closed: Closed, table: pa.Table, admission: Admission) -> Batch:
+    """Rows that are messages: whatever is in one that is no call, it is refused alone."""
+    stem, nothing = f"{closed.query}/{closed.batch}", [None] * table.num_rows
+    named = in_python(table.column("id")) if "id" in table.column_names else nothing
+    keyed = in_python(table.column("key")) if "key" in table.column_names else nothing
+    ids, calls = [], []
+    for at, data in enumerate(in_python(table.column("call"))):
+        given, call = read_message(data, keyed[at], admission)
+        ids.append(given or named[at] or id_of(stem, at))
+        calls.append(call)
+    return admission.admit_rows(ids, calls, closed.source)
+
+
+def read_message(data: bytes | None, key: bytes | None, admission: Admission) -> tuple[str | None, Any]:
+    """Its request id, if it has one, and the call, or the reason why there is none."""
+    given = None
+    try:
+        message = _message.decode(data or b"")
+        if message.request_id:
+            admission.check_id(message.request_id)
+            given = message.request_id
+        named = message.key if message.key is not None or key is None else key.decode()
+        return given, (message.function, named, arguments(message.function, tuple(message.args), admission))
+    except UNREADABLE as error:
+        with suppress(*UNREADABLE, BadRequest):
+            claimed = _only_id.decode(data or b"").request_id
+            admission.check_id(claimed)
+            given = claimed
+        return given, BadMessage(f"not a call: {error}" if data else "not a call: the message is empty")
+    except BadRequest as error:
+        return given, error
+
+
+def arguments(function: Any, args: Any, admission: Admission) -> Row:
+    """As many as the function takes: columns that it has no use for are null."""
+    if args is None or type(args) is str:
+        try:
+            args = msgspec.json.decode(args or "[]")
+        except UNREADABLE as error:
+            raise BadArguments(f"the arguments {shown(args)} are no JSON: {error}") from None
+        if type(args) is not list:
+            raise BadArguments(f"the arguments {shown(args)} are no list in JSON")
+        args = tuple(args)
+    if type(args) is not tuple:
+        raise BadArguments(f"the arguments are a list in JSON, not {shown(args)}")
+    signature = admission.program.find(function).signature
+    while len(args) > signature.most and not signature.variadic and args[-1] is None:
+        args = args[:-1]
+    return args if signature.is_scalar else signature.convert(args)
