@@ -36,7 +36,7 @@ KEY_TYPES = frozenset((int, str, bytes))
 CODES = {type: list(KINDS).index(kind) for type, kind in KIND_OF.items()}
 INT64_MAX = (1 << 63) - 1
 
-TOGETHER = 4096
+INTS_AT_ONCE = 4096
 
 ESCAPE = b"\xc1"
 FIRST_BYTES = (0xC0, 0xC1, 0xC2, 0xC3, 0xCF)  # of None, the escape, False, True, and an int above 63 bits
@@ -45,11 +45,11 @@ Columns = dict[str, pa.Array]  # kind -> array; all of one length
 
 
 def keys_to_arrow(keys: list[Key]) -> pa.Array:
-    return together(split_keys(keys))
+    return to_one_array(split_keys(keys))
 
 
 def sealed_to_arrow(values: list[Any]) -> pa.Array:
-    return together(split(values))
+    return to_one_array(split(values))
 
 
 def keys_from_arrow(array: pa.Array) -> list[Key]:
@@ -65,7 +65,7 @@ def sealed_from_arrow(array: pa.Array) -> list[Any]:
     raise BadValue(f"a column of type {array.type} holds neither keys nor sealed values")
 
 
-def together(columns: Columns) -> pa.Array:
+def to_one_array(columns: Columns) -> pa.Array:
     """One array that holds all the columns of a list."""
     if not columns:
         return pa.array([], pa.int64())
@@ -104,7 +104,7 @@ def _ints(values: Collection[Any]) -> pa.Array | None:
     """The column, if all are ints of 64 bits. Some at a time: what was looked at is still near when it is packed."""
     rest, parts = iter(values), []
     try:
-        while some := list(islice(rest, TOGETHER)):
+        while some := list(islice(rest, INTS_AT_ONCE)):
             parts.append(struct.pack(f"<{len(some)}q", *msgspec.convert(some, list[int])))  # True is none
     except (msgspec.ValidationError, struct.error):
         return None

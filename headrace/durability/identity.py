@@ -64,7 +64,7 @@ def checksum_of(value: dict[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
-def found(
+def create_identity(
     store: Store,
     app: App,
     config: Config,
@@ -85,7 +85,7 @@ def found(
     return identity_of(store) or identity
 
 
-def print_of(store: Store, digest: str) -> Fingerprint:
+def read_fingerprint(store: Store, digest: str) -> Fingerprint:
     """What the code with this fingerprint was."""
     try:
         return Fingerprint.from_plain(read_checked(store, f"apps/{digest}.json"))

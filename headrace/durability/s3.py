@@ -75,7 +75,9 @@ class S3Store:
         self._objects = Bucket(self.bucket, prefix=prefix, config=config, client_options=client, retry_config=patient)
         # A create is tried again by us, who look at what is there; never by the library, which would not.
         once: RetryConfig = {"max_retries": 0}
-        self._once = Bucket(self.bucket, prefix=prefix, config=config, client_options=client, retry_config=once)
+        self._without_retries = Bucket(
+            self.bucket, prefix=prefix, config=config, client_options=client, retry_config=once
+        )
         self._is_checked = False
         self._lock = threading.Lock()
 
@@ -147,14 +149,14 @@ class S3Store:
         for attempt in range(1, CREATE_TRIES + 1):
             with self._explained("create", name):
                 try:
-                    obstore.put(self._once, name, data, mode="create", attributes={MARK: mark})
+                    obstore.put(self._without_retries, name, data, mode="create", attributes={MARK: mark})
                     return True
                 except exceptions.AlreadyExistsError:
                     found = self._mark_of(name)
                     if found is not None:
                         return found == mark
                 except exceptions.GenericError as error:
-                    if attempt == CREATE_TRIES or not _is_passing(error):
+                    if attempt == CREATE_TRIES or not _is_transient(error):
                         raise
             time.sleep(pause)  # the answer was lost, or somebody else's attempt is under way
             pause *= 2
@@ -226,7 +228,7 @@ def _status(error: Exception) -> int:
     return int(found[1]) if found else 0
 
 
-def _is_passing(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """May the same request succeed a moment later? Yes if no answer came, or if the server is in trouble."""
     status = _status(error)
     return status >= 500 or status in (408, 409, 429) or (status == 0 and "HTTP error" in str(error))
@@ -247,12 +249,12 @@ def _may_use_http(url: str, endpoint: str, allowed: str) -> bool:
         raise ConfigError(f"{url}: the endpoint must be like https://host:port, not {endpoint!r}")
     if parts.scheme == "https":
         return False
-    if allowed == "true" or (allowed == "" and _is_here(parts.hostname)):
+    if allowed == "true" or (allowed == "" and _is_loopback(parts.hostname)):
         return True
     raise ConfigError(f"{url}: {endpoint} is not encrypted. Use https, or say allow_http=true if you trust the network")
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -28,11 +28,11 @@ def read_table(store: Store, closed: Closed) -> pa.Table | None:
 
 def rows_of(table: pa.Table) -> list[Row]:
     width = sum(name.startswith("arg") for name in table.column_names)
-    columns = [in_python(table.column(f"arg{at}")) for at in range(width)]
+    columns = [to_python(table.column(f"arg{at}")) for at in range(width)]
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
 
 
-class Unreadable:
+class UnreadableCell:
     """A cell that Python has no value for: a text that is no Unicode, a day after the year 9999, a map with a key
     twice. It fits no function, so its row is refused, and the others are not."""
 
@@ -43,21 +43,21 @@ class Unreadable:
         return f"a value that cannot be read ({self.why})"
 
 
-def in_python(column: pa.ChunkedArray) -> list[Any]:
+def to_python(column: pa.ChunkedArray) -> list[Any]:
     try:
-        return all_in_python(column)
+        return column_to_python(column)
     except (ValueError, OverflowError, KeyError, pa.ArrowException):
-        return [in_utc(cell) for cell in map(one_in_python, column)]
+        return [in_utc(cell) for cell in map(cell_to_python, column)]
 
 
-def one_in_python(cell: pa.Scalar) -> Any:
+def cell_to_python(cell: pa.Scalar) -> Any:
     try:
         return cell.as_py(maps_as_pydicts="strict")
     except (ValueError, OverflowError, KeyError, pa.ArrowException) as error:
-        return Unreadable(f"{cell.type}: {error}")
+        return UnreadableCell(f"{cell.type}: {error}")
 
 
-def all_in_python(column: pa.ChunkedArray) -> list[Any]:
+def column_to_python(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if not column.null_count and (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_text(kind)):
         return column.to_numpy().tolist()  # type: ignore[no-any-return]

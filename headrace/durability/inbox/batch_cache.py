@@ -9,7 +9,7 @@ import msgspec
 from headrace.core.epoch import Batch
 from headrace.core.program import Program
 from headrace.durability.inbox.arrow_rows import Row
-from headrace.durability.inbox.batch_calls import read_again
+from headrace.durability.inbox.batch_calls import reread_calls
 from headrace.durability.inbox.inbox import Closed
 from headrace.durability.store import Store
 from headrace.wire.messages import Run
@@ -42,7 +42,7 @@ class BatchCache:
         batch = self._batches.pop(stored, None)
         if batch is None:
             closed, limits, refused = msgspec.msgpack.decode(stored, type=tuple[Closed, dict[str, int], set[int]])
-            batch = read_again(self.store, closed, self.program, limits, refused)
+            batch = reread_calls(self.store, closed, self.program, limits, refused)
             if len(self._batches) >= CACHED_BATCHES_MAX:
                 del self._batches[next(iter(self._batches))]
         self._batches[stored] = batch  # the last one that was asked for comes last

@@ -20,7 +20,7 @@ from headrace.config import Config
 from headrace.core.epoch import Batch
 from headrace.core.ingress import Admission
 from headrace.core.program import Program
-from headrace.durability.inbox.arrow_rows import Row, in_python, read_table, rows_of
+from headrace.durability.inbox.arrow_rows import Row, read_table, rows_of, to_python
 from headrace.durability.inbox.inbox import Closed
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
@@ -32,29 +32,29 @@ def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
     """The batch, admitted. The rows that were refused are in its `refused`."""
     batch = admit(closed, read_table(store, closed), admission)
     batch.closed = closed
-    batch.stored = msgspec.msgpack.encode((closed, judged_by(admission.program.config), sorted(batch.refused)))
+    batch.stored = msgspec.msgpack.encode((closed, admission_limits(admission.program.config), sorted(batch.refused)))
     return batch
 
 
-def read_again(
+def reread_calls(
     store: Store, closed: Closed, program: Program, limits: dict[str, int], refused: Collection[int]
 ) -> Batch:
     """A batch that is in the log: the same rows are refused as then, whatever the configuration is now."""
-    judge = program
-    if limits != judged_by(program.config):
-        judge = Program(program.app, dataclasses.replace(program.config, **limits))
-    batch = read_calls(store, closed, Admission(judge))
+    checking_program = program
+    if limits != admission_limits(program.config):
+        checking_program = Program(program.app, dataclasses.replace(program.config, **limits))
+    batch = read_calls(store, closed, Admission(checking_program))
     if batch.refused.keys() != set(refused):
         raise AppChanged(
             f"batch {closed.batch} of query {closed.query} in {store.url} was logged by other code, which refused "
             f"{len(refused)} of its rows; this code refuses {len(batch.refused)}. Start it with the code that logged it"
         )
-    if judge is not program:
+    if checking_program is not program:
         batch.entries = [program.numbered[entry.number] for entry in batch.entries]
     return batch
 
 
-def judged_by(config: Config) -> dict[str, int]:
+def admission_limits(config: Config) -> dict[str, int]:
     """What decides which rows are refused."""
     return config.limits() | {"request_id_bytes_max": config.request_id_bytes_max}
 
@@ -65,7 +65,7 @@ def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch
         return Batch(stem, [], [], [], source=closed.source)
     if "call" in table.column_names:
         return admit_messages(closed, table, admission)
-    keys = in_python(table.column("key"))
+    keys = to_python(table.column("key"))
     if "id" in table.column_names or "args" in table.column_names or not closed.function:
         return admit_mixed(closed, table, keys, admission)
     rows = rows_of(table)
@@ -81,9 +81,9 @@ def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch
 def admit_mixed(closed: Closed, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
     """Rows that call different functions, have ids of their own, or arguments in JSON: one by one."""
     count, stem = table.num_rows, f"{closed.query}/{closed.batch}"
-    functions = in_python(table.column("function")) if not closed.function else [closed.function] * count
-    given = in_python(table.column("args")) if "args" in table.column_names else rows_of(table)
-    ids = in_python(table.column("id")) if "id" in table.column_names else None
+    functions = to_python(table.column("function")) if not closed.function else [closed.function] * count
+    given = to_python(table.column("args")) if "args" in table.column_names else rows_of(table)
+    ids = to_python(table.column("id")) if "id" in table.column_names else None
     calls: list[Any] = []
     for at, (function, key, args) in enumerate(zip(functions, keys, given, strict=True)):
         try:
@@ -122,10 +122,10 @@ _message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(Unparse
 def admit_messages(closed: Closed, table: pa.Table, admission: Admission) -> Batch:
     """Rows that are messages: whatever is in one that is no call, it is refused alone."""
     stem, nothing = f"{closed.query}/{closed.batch}", [None] * table.num_rows
-    named = in_python(table.column("id")) if "id" in table.column_names else nothing
-    keyed = in_python(table.column("key")) if "key" in table.column_names else nothing
+    named = to_python(table.column("id")) if "id" in table.column_names else nothing
+    keyed = to_python(table.column("key")) if "key" in table.column_names else nothing
     ids, calls = [], []
-    for at, data in enumerate(in_python(table.column("call"))):
+    for at, data in enumerate(to_python(table.column("call"))):
         given, call = read_message(data, keyed[at], admission)
         ids.append(given or named[at] or id_of(stem, at))
         calls.append(call)

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.epoch import Batch
-from headrace.durability.inbox.arrow_rows import in_python, read_table
+from headrace.durability.inbox.arrow_rows import read_table, to_python
 from headrace.durability.inbox.inbox import Closed, stem_of, waiting
 from headrace.durability.store import Store
 from headrace.wire.messages import id_of
@@ -32,13 +32,13 @@ DEAD_SCHEMA = pa.schema(
 )
 
 
-def keep_dead(store: Store, closed: Closed, batch: Batch, is_again: bool = False) -> None:
+def write_dead_letters(store: Store, closed: Closed, batch: Batch, is_again: bool = False) -> None:
     """The rows that were refused, for people. Written before the batch is logged. An engine that ended before that may
     have written others, under other limits: if it is done again, the last one counts, which logs it."""
     name = f"{DEAD}/{stem_of(closed.source)}"
     if not batch.refused and not (is_again and store.exists(name)):
         return
-    found = letters_of(store, closed, batch) if batch.refused else []  # none: what is deleted might come back
+    found = dead_letters_of(store, closed, batch) if batch.refused else []  # none: what is deleted might come back
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, DEAD_SCHEMA) as writer:
         writer.write_table(pa.Table.from_pylist(found, DEAD_SCHEMA))
@@ -48,12 +48,12 @@ def keep_dead(store: Store, closed: Closed, batch: Batch, is_again: bool = False
         store.create(name, sink.getvalue().to_pybytes())
 
 
-def letters_of(store: Store, closed: Closed, batch: Batch) -> list[dict[str, Any]]:
+def dead_letters_of(store: Store, closed: Closed, batch: Batch) -> list[dict[str, Any]]:
     at = sorted(batch.refused)
     whole = read_table(store, closed)
     assert whole is not None, "a batch without rows refuses none"
     table = whole.take(pa.array(at))
-    columns = {column: in_python(table.column(column)) for column in table.column_names}
+    columns = {column: to_python(table.column(column)) for column in table.column_names}
     rows = [{column: cells[number] for column, cells in columns.items()} for number in range(len(at))]
     return [
         {
@@ -61,9 +61,9 @@ def letters_of(store: Store, closed: Closed, batch: Batch) -> list[dict[str, Any
             "batch": closed.batch,
             "row": row,
             "request_id": id_of(batch.given_ids, row),
-            "function": closed.function or name_in(cells),
-            "key": for_people(cells.get("key")),
-            "args": text_of(cells) or for_people(args_of(cells)),
+            "function": closed.function or function_name(cells),
+            "key": to_json(cells.get("key")),
+            "args": json_args_of(cells) or to_json(args_of(cells)),
             "error_type": batch.refused[row].type,
             "error": batch.refused[row].message,
         }
@@ -71,7 +71,7 @@ def letters_of(store: Store, closed: Closed, batch: Batch) -> list[dict[str, Any
     ]
 
 
-def for_people(value: Any) -> str:
+def to_json(value: Any) -> str:
     """As JSON; what has none, as Python shows it."""
     try:
         return msgspec.json.encode(value, enc_hook=repr).decode()
@@ -79,13 +79,13 @@ def for_people(value: Any) -> str:
         return msgspec.json.encode(repr(value)).decode()
 
 
-def name_in(cells: dict[str, Any]) -> str | None:
+def function_name(cells: dict[str, Any]) -> str | None:
     """Of the function, as the row has it."""
     name = cells.get("function")
-    return name if name is None or type(name) is str else for_people(name)
+    return name if name is None or type(name) is str else to_json(name)
 
 
-def text_of(cells: dict[str, Any]) -> str | None:
+def json_args_of(cells: dict[str, Any]) -> str | None:
     """Arguments that came as JSON; of a message all there is, as nobody knows what was meant to be what."""
     message, args = cells.get("call"), cells.get("args")
     if message is None:
@@ -98,7 +98,7 @@ def args_of(cells: dict[str, Any]) -> list[Any]:
     return [cells[f"arg{at}"] for at in range(len(names))]
 
 
-def dead_names(store: Store, is_final: bool = True) -> list[str]:
+def dead_letter_names(store: Store, is_final: bool = True) -> list[str]:
     """Without those of batches that are under way: an engine that takes one over may judge its rows otherwise. Who has
     seen that they are not any more asks for all."""
     names = store.list(f"{DEAD}/")
@@ -108,5 +108,5 @@ def dead_names(store: Store, is_final: bool = True) -> list[str]:
     return [name for name in names if name not in hidden]
 
 
-def read_dead(store: Store, name: str) -> pa.Table:
+def read_dead_letters(store: Store, name: str) -> pa.Table:
     return pa.ipc.open_file(pa.BufferReader(store.get(name))).read_all()

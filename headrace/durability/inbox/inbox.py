@@ -36,7 +36,7 @@ from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, StreamError
 
 SEGMENTS, INBOX, TAKEN, REFUSED = "calls", "inbox", "taken", "refused"
-AT = "@"  # flat names: a folder for each batch would stay behind
+SEPARATOR = "@"  # flat names: a folder for each batch would stay behind
 DIGITS = 12
 
 
@@ -167,17 +167,17 @@ def check_held(store: Store, source: tuple[str, int]) -> None:
 
 def last_taken(store: Store, query: str) -> int:
     """The number of the last batch of a query that was taken; -1 if none was."""
-    found = (name.rpartition(AT) for name in store.list(f"{TAKEN}/{query}{AT}"))
+    found = (name.rpartition(SEPARATOR) for name in store.list(f"{TAKEN}/{query}{SEPARATOR}"))
     return max((int(batch) for stem, _, batch in found if stem == f"{TAKEN}/{query}"), default=-1)
 
 
 def stem_of(source: tuple[str, int]) -> str:
     query, batch = source
-    return f"{query}{AT}{batch:0{DIGITS}}"
+    return f"{query}{SEPARATOR}{batch:0{DIGITS}}"
 
 
 def segment_name(source: tuple[str, int], part: int) -> str:
-    return f"{SEGMENTS}/{stem_of(source)}{AT}{part:05}-{secrets.token_hex(6)}"
+    return f"{SEGMENTS}/{stem_of(source)}{SEPARATOR}{part:05}-{secrets.token_hex(6)}"
 
 
 def name_of(source: tuple[str, int], of: str = INBOX) -> str:
@@ -189,7 +189,7 @@ def name_of(source: tuple[str, int], of: str = INBOX) -> str:
 
 def waiting(store: Store) -> list[tuple[str, int]]:
     """The batches in the inbox, each query's in their order."""
-    stems = [name.removeprefix(f"{INBOX}/").rpartition(AT) for name in store.list(f"{INBOX}/")]
+    stems = [name.removeprefix(f"{INBOX}/").rpartition(SEPARATOR) for name in store.list(f"{INBOX}/")]
     return [(query, int(batch)) for query, _, batch in stems if batch.isdecimal()]
 
 
@@ -200,7 +200,7 @@ def read_closed(store: Store, source: tuple[str, int]) -> Closed:
         raise LogBroken(f"{name_of(source)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
 
 
-def take_away(store: Store, source: tuple[str, int]) -> None:
+def mark_taken(store: Store, source: tuple[str, int]) -> None:
     """All rows of the batch are final. What says so is never lowered, however late an engine that was replaced does."""
     query, batch = source
     if not query.startswith(ONCE):
@@ -225,11 +225,11 @@ def hold(store: Store, source: tuple[str, int], reason: str) -> None:
 
 def held(store: Store) -> set[tuple[str, int]]:
     """What an engine could not take, or would not."""
-    stems = (name.removeprefix(f"{REFUSED}/").rpartition(AT) for name in store.list(f"{REFUSED}/"))
+    stems = (name.removeprefix(f"{REFUSED}/").rpartition(SEPARATOR) for name in store.list(f"{REFUSED}/"))
     return {(query, int(batch)) for query, _, batch in stems if batch.isdecimal()}
 
 
-def let_go(store: Store, source: tuple[str, int]) -> None:
+def release(store: Store, source: tuple[str, int]) -> None:
     """It can be taken after all."""
     store.delete(name_of(source, REFUSED))
 
@@ -252,23 +252,23 @@ def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
     )
 
 
-class Live(NamedTuple):
+class LiveBatch(NamedTuple):
     number: int  # of the batch's record in the log
     source: tuple[str, int]
 
 
-class Segments:
+class SegmentRetention:
     """Which batches the log may still be asked for, so that the segments of all others can go."""
 
     def __init__(self, store: Store, known_from: int) -> None:
         """All batches whose records come after `known_from` will be noted; of earlier ones nothing is known."""
         self.store, self.known_from = store, known_from
-        self._live: list[Live] = []
+        self._live: list[LiveBatch] = []
         self._lock = threading.Lock()
 
     def note(self, number: int, source: tuple[str, int]) -> None:
         with self._lock:
-            self._live.append(Live(number, source))
+            self._live.append(LiveBatch(number, source))
 
     def retire(self, position: int, sources: dict[str, Any]) -> list[str]:
         """Delete the segments of batches whose records come before `position`: they are in no epoch that is run again.
@@ -281,7 +281,7 @@ class Segments:
             kept = {live.source for live in self._live}
         names = []
         for name in self.store.list(f"{SEGMENTS}/"):
-            query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(AT, 2)
+            query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(SEPARATOR, 2)
             source = query, int(number)
             is_past = source in gone or (query in sources and source[1] <= sources[query][0])
             if is_past and source not in kept:

@@ -130,7 +130,7 @@ def spread_array(values: pa.Array, is_there: Any) -> pa.Array:
     return values.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
 
 
-def lay_out(header: ChangesHeader, changes: Changes) -> ColumnRecord:
+def changes_to_columns(header: ChangesHeader, changes: Changes) -> ColumnRecord:
     """A record in columns. Its header says which operators are in it."""
     tables: list[Columns] = []
     operators: list[str] = []
@@ -182,10 +182,12 @@ def columns_of_ints(changed: OperatorChanges) -> tuple[Columns, ...] | None:
         if not len(keys):
             return ()
     order = np.argsort(keys)
-    return ({"key": ints(keys[order]), "before": ints(befores[order]), "after": ints(afters[order])},)
+    return (
+        {"key": ints_column(keys[order]), "before": ints_column(befores[order]), "after": ints_column(afters[order])},
+    )
 
 
-def ints(values: Any) -> Any:
+def ints_column(values: Any) -> Any:
     """As `to_column`, of an array."""
     if len(values) < ROWS_FOR_ARROW:
         return values.tolist()
@@ -213,7 +215,7 @@ class ChangeWriter:
         self.loads: dict[str, int] = {}
         self._streams = Streams()
         self._recorded: dict[int, bytes] = {}  # of epochs that are going to be run again
-        self._laid: dict[int, ColumnRecord] = {}  # of epochs that are on their way
+        self._prepared: dict[int, ColumnRecord] = {}  # of epochs that are on their way
         self._newest: EpochChanges | None = None
         if self.log.last >= self.log.first:
             self._newest = EpochChanges(next(iter(self.log.read(self.log.last))).data)
@@ -235,27 +237,27 @@ class ChangeWriter:
             self.breaks[name] = self.breaks.get(name, 0) + (max(fresh, 1) if has_broken else 0)
         if not is_gapless:
             self.kept, self.begin = epoch, epoch + 1
-            self._append([self._lay_out(epoch, closed_us, {})])
+            self._append([self._to_columns(epoch, closed_us, {})])
         elif self.kept > epoch:
             first = self.log.last - (self.kept - epoch) + 1
             for record in self.log.read(max(first, self.log.first)):
                 self._recorded[EpochChanges(record.data).epoch] = record.data
 
-    def lay_out(self, epoch: Epoch, changes: Changes) -> None:
+    def prepare(self, epoch: Epoch, changes: Changes) -> None:
         """The first half of `keep`, which may be called by another thread."""
-        self._laid[epoch.number] = self._lay_out(epoch.number, epoch.closed_us, changes)
+        self._prepared[epoch.number] = self._to_columns(epoch.number, epoch.closed_us, changes)
 
     def keep(self, epochs: list[int]) -> None:
         """The changes of final epochs, in their order; those that are there already must be the same again."""
         fresh: list[ColumnRecord] = []
         for number in epochs:
-            assert number in self._laid, f"epoch {number} is to be kept without its changes"
-            laid = self._laid.pop(number)
+            assert number in self._prepared, f"epoch {number} is to be kept without its changes"
+            record = self._prepared.pop(number)
             if number <= self.kept:
-                self._compare(number, EpochChanges(pack(self._streams, laid)))
+                self._compare(number, EpochChanges(pack(self._streams, record)))
             else:
                 assert number == self.kept + 1 + len(fresh), f"changes of epoch {number} after those of {self.kept}"
-                fresh.append(laid)
+                fresh.append(record)
         if fresh:
             self._append(fresh)
             self.kept += len(fresh)
@@ -267,12 +269,12 @@ class ChangeWriter:
     def close(self) -> None:
         self.log.close()
 
-    def _lay_out(self, epoch: int, closed_us: int, changes: Changes) -> ColumnRecord:
+    def _to_columns(self, epoch: int, closed_us: int, changes: Changes) -> ColumnRecord:
         since, breaks, loads = dict(self.since), dict(self.breaks), dict(self.loads)
-        return lay_out(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
+        return changes_to_columns(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
 
-    def _append(self, laid: list[ColumnRecord]) -> None:
-        self.log.append([pack(self._streams, each) for each in laid])
+    def _append(self, record: list[ColumnRecord]) -> None:
+        self.log.append([pack(self._streams, each) for each in record])
 
     def _compare(self, number: int, again: EpochChanges) -> None:
         before = EpochChanges(self._recorded.pop(number))
@@ -295,11 +297,11 @@ def first_difference(before: OperatorChanges | None, again: OperatorChanges | No
     for entity in {**one, **other}:
         states, now = one.get(entity), other.get(entity)
         if states is None or now is None or not all(map(same, states, now)):
-            return f"{shown(entity[1])}: it was {in_words(states)}, and run again it is {in_words(now)}"
+            return f"{shown(entity[1])}: it was {describe_change(states)}, and run again it is {describe_change(now)}"
     return None
 
 
-def in_words(states: list[Any] | None) -> str:
+def describe_change(states: list[Any] | None) -> str:
     if states is None:
         return "not changed"
     before, after = (shown(state) if is_state(state) else "nothing" for state in states)

@@ -22,7 +22,7 @@ from headrace.durability.log.segments import (
     find_chain,
     retired_mark,
 )
-from headrace.durability.log.takeover import LogEnd, announce, begin_segment, marker
+from headrace.durability.log.takeover import LogEnd, announce, begin_segment, term_marker
 from headrace.durability.store import Store
 from headrace.errors import Fenced, ObjectMissing
 
@@ -128,13 +128,13 @@ def repair(store: Store, name: str = "log", first: int = 1, fence: str = "log", 
     terms count, as in `Log.take_over`.
     """
     report, _ = _examine(store, name)
-    if not _troubles(report, first):
+    if not _problems(report, first):
         return report
     term = announce(store, fence, owner)  # from here on its writer is fenced
-    saved = _mend_headers(store, name, term)
+    saved = _repair_headers(store, name, term)
     report, chain = _examine(store, name)
     first = max(first, chain.kept)
-    numbers = [each.number for each in _troubles(report, first)]
+    numbers = [each.number for each in _problems(report, first)]
     if numbers:
         before = max(min(numbers), first)
         end = _end_before(store, name, chain, before) if min(numbers) >= first else LogEnd(None, 0, first - 1, [])
@@ -155,7 +155,7 @@ def cut(store: Store, name: str, before: int, fence: str = "log", owner: str = "
     return report
 
 
-def _troubles(report: ExamineReport, first: int) -> list[LostRecords]:
+def _problems(report: ExamineReport, first: int) -> list[LostRecords]:
     """What stands in the way of who reads from this record on."""
     if report.last + 1 < first:
         report.broken.append(LostRecords(report.name, 0, report.last + 1, None, "the log ends before it"))
@@ -178,7 +178,7 @@ def _examine(store: Store, name: str) -> tuple[ExamineReport, SegmentChain]:
             )
     for ref, following in zip_longest(chain.refs, chain.refs[1:]):
         try:
-            _look(store, name, ref, following, report)
+            _examine_segment(store, name, ref, following, report)
         except ObjectMissing:
             continue  # retired just now
     if report.last + 1 < chain.kept:
@@ -187,26 +187,26 @@ def _examine(store: Store, name: str) -> tuple[ExamineReport, SegmentChain]:
     return report, chain
 
 
-def _look(store: Store, name: str, ref: Ref, following: Ref | None, report: ExamineReport) -> None:
+def _examine_segment(store: Store, name: str, ref: Ref, following: Ref | None, report: ExamineReport) -> None:
     segment = LogSegment(store, name, ref, CHUNK_BYTES, is_lenient=True)
-    troubles: list[LostRecords] = []
+    problems: list[LostRecords] = []
     if not segment.has_header:
-        troubles.append(LostRecords(segment.file, 0, ref.first, None, "its header is unreadable"))
+        problems.append(LostRecords(segment.file, 0, ref.first, None, "its header is unreadable"))
     limit = _limit_of(store, name, segment, following)
     records, reached, end = 0, ref.first - 1, HEADER_BYTES
-    for frame in _sound_frames(segment, limit, following, troubles, report.ignored):
+    for frame in _sound_frames(segment, limit, following, problems, report.ignored):
         end = frame.end
         if frame.kind == RECORD:
             records, reached = records + 1, frame.number
-    if following is not None and not troubles:
+    if following is not None and not problems:
         after = _header_of(store, name, following)
         file = after.previous if after else ref.name
         if file != ref.name or reached + 1 < following.first:
-            troubles.append(LostRecords(f"{name}/{file}", 0, reached + 1, following.first - 1, "records are missing"))
+            problems.append(LostRecords(f"{name}/{file}", 0, reached + 1, following.first - 1, "records are missing"))
     if limit is not None and (more := segment.size() - limit) > 0:
         report.ignored.append(Ignored(segment.file, limit, more, "written after the log went on in another segment"))
-    report.segments.append(ExaminedSegment(segment.file, ref.term, ref.first, reached, records, end, not troubles))
-    report.broken += troubles
+    report.segments.append(ExaminedSegment(segment.file, ref.term, ref.first, reached, records, end, not problems))
+    report.broken += problems
 
 
 def _limit_of(store: Store, name: str, segment: LogSegment, following: Ref | None) -> int | None:
@@ -224,39 +224,39 @@ def _header_of(store: Store, name: str, ref: Ref) -> Header | None:
 
 
 def _sound_frames(
-    segment: LogSegment, limit: int | None, following: Ref | None, troubles: list[LostRecords], ignored: list[Ignored]
+    segment: LogSegment, limit: int | None, following: Ref | None, problems: list[LostRecords], ignored: list[Ignored]
 ) -> Iterator[LogFrame]:
     """All that can be read, over broken places, too."""
-    place = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
+    cursor = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
     until = None if following is None else following.first - 1
     while True:
         try:
-            for frame in segment.frames(limit, place):
+            for frame in segment.frames(limit, cursor):
                 if until is not None and frame.kind == RECORD and frame.number > until:
                     return  # the next header is broken, so the limit is not known; but its name says where it began
-                place = ReadPosition(frame.end, place.number + (frame.kind == RECORD), frame.term)
+                cursor = ReadPosition(frame.end, cursor.number + (frame.kind == RECORD), frame.term)
                 yield frame
             return
         except BadFrame as bad:
-            if until is not None and place.number > until and limit is None:
+            if until is not None and cursor.number > until and limit is None:
                 return
-            if following is None and segment.has_header and not segment.was_durable(place):
-                more = segment.size() - place.offset
-                ignored.append(Ignored(segment.file, place.offset, more, f"a torn tail ({bad.why})"))
+            if following is None and segment.has_header and not segment.was_durable(cursor):
+                more = segment.size() - cursor.offset
+                ignored.append(Ignored(segment.file, cursor.offset, more, f"a torn tail ({bad.why})"))
                 return
-            sound = (frame for frame in segment.valid_after(place.offset) if limit is None or frame.end <= limit)
-            found = next((frame for frame in sound if frame.kind == RECORD and frame.number >= place.number), None)
+            sound = (frame for frame in segment.valid_after(cursor.offset) if limit is None or frame.end <= limit)
+            found = next((frame for frame in sound if frame.kind == RECORD and frame.number >= cursor.number), None)
             last = until if found is None else found.number - 1
-            troubles.append(LostRecords(segment.file, place.offset, place.number, last, bad.why))
+            problems.append(LostRecords(segment.file, cursor.offset, cursor.number, last, bad.why))
             if found is None:
                 return
-            place = ReadPosition(found.offset, found.number, found.term)
+            cursor = ReadPosition(found.offset, found.number, found.term)
 
 
 # --- mending ----------------------------------------------------------------------------------------------------------
 
 
-def _mend_headers(store: Store, name: str, term: int) -> list[str]:
+def _repair_headers(store: Store, name: str, term: int) -> list[str]:
     """A header says what can be found out again: name and predecessor. Gives where the files are kept as they were."""
     saved = []
     chain = find_chain(store, name, [])
@@ -295,7 +295,7 @@ def _cut(store: Store, name: str, chain: SegmentChain, end: LogEnd, term: int, f
         if mark > retired_mark(name, end.last + 1):
             store.delete(mark)  # or what is written from here on would be taken for retired
     begin_segment(store, name, term, end)
-    if store.exists(marker(fence, term + 1)):
+    if store.exists(term_marker(fence, term + 1)):
         raise Fenced(f"{store.url}/{fence} was taken over meanwhile, by term {term + 1}: stop it, and repair again")
     return _set_aside(store, name, chain, end, term)
 

@@ -72,7 +72,7 @@ class NewerFormat(Exception):
     """A sound frame of a format that this code does not know."""
 
 
-def name_of(first: int, term: int, is_whole: bool) -> Ref:
+def segment_ref(first: int, term: int, is_whole: bool) -> Ref:
     return Ref(term, first, is_whole, f"{first:016d}-{term:08d}.{'obj' if is_whole else 'seg'}")
 
 

@@ -30,12 +30,12 @@ from headrace.durability.log.segments import (
     bounds,
     check_first,
     ends_early,
-    find_again,
+    find_chain_with_retry,
     read_chain,
     read_log,
     retired_mark,
 )
-from headrace.durability.log.takeover import LogEnd, announce, begin_segment, find_end, highest_term, marker
+from headrace.durability.log.takeover import LogEnd, announce, begin_segment, find_end, highest_term, term_marker
 from headrace.durability.store import Store
 from headrace.errors import Fenced, HeadraceError, ObjectMissing, StoreError, StoreFull, TooLarge
 
@@ -75,9 +75,9 @@ class Log:
         segment_bytes: int,
     ) -> None:
         self.store, self.name, self.term, self.last = store, name, term, last
-        self._next_marker = marker(fence, term + 1)
+        self._next_marker = term_marker(fence, term + 1)
         self._chain = chain
-        self._found = last
+        self._last_at_takeover = last
         self._segment_bytes = segment_bytes
         self._current = current
         self._seed = seed_of(current.name)
@@ -104,7 +104,7 @@ class Log:
             fence = fence or name
             term = announce(store, fence, owner)
         fence = fence or "log"
-        chain = find_again(store, name)
+        chain = find_chain_with_retry(store, name)
         if chain.term >= term:
             raise Fenced(f"{store.url}/{name} has segments of term {chain.term}: term {term} is over")
         end = find_end(store, name, chain)
@@ -112,7 +112,7 @@ class Log:
         last = end.last + len(end.loose)
         log = cls(store, name, term, fence, chain, current, size, last, segment_bytes)
         chain.refs.append(current)
-        log._look()
+        log._check_fence()
         return log
 
     @property
@@ -123,9 +123,9 @@ class Log:
     def read(self, first: int) -> Iterator[LogRecord]:
         """The records as found at take-over, from this number on. `LogBroken`; `StoreError` if it is retired."""
         check_first(self.store, self.name, self._chain, first)
-        if first > self._found + 1:
-            raise ends_early(self.store, self.name, self._found, first)
-        return read_chain(self.store, self.name, self._chain, first, self._found)
+        if first > self._last_at_takeover + 1:
+            raise ends_early(self.store, self.name, self._last_at_takeover, first)
+        return read_chain(self.store, self.name, self._chain, first, self._last_at_takeover)
 
     def append(self, payloads: list[bytes]) -> int:
         """Durable, and still ours, when it returns: the last number. Without payloads it only checks the fence."""
@@ -139,11 +139,11 @@ class Log:
             if self.store.can_append:
                 self._grow(payloads)
             else:
-                self._begin(payloads)
-            self._look()
+                self._begin_segment(payloads)
+            self._check_fence()
         except ObjectMissing as error:  # our segment: who took over has retired or repaired it away
             self._failure = error
-            self._look()
+            self._check_fence()
             raise
         except BaseException as error:
             self._failure = error
@@ -155,7 +155,7 @@ class Log:
         """Is the log still ours? `Fenced` if not."""
         if self._failure is not None:
             self._refuse(self._failure)
-        self._look()
+        self._check_fence()
 
     def roll(self) -> None:
         """The next append begins a new segment (if the present one has any record)."""
@@ -175,7 +175,7 @@ class Log:
             # First say it: or a file that is missing could be taken for retired, and one that comes back for sound.
             # With no room to say it only the oldest may go, as deleting makes room: of two deletions that nothing tells
             # of, a loss of power could undo the older one alone, and leave a hole.
-            if not self._say_retired(below) and ref in retired and chain.refs[0].first > max(chain.kept, 1):
+            if not self._mark_retired(below) and ref in retired and chain.refs[0].first > max(chain.kept, 1):
                 break
             names.append(f"{self.name}/{ref.name}")
             self.store.delete(names[-1])  # if this fails, the next call tries again
@@ -201,7 +201,7 @@ class Log:
     def _grow(self, payloads: list[bytes]) -> None:
         size = sum(map(len, payloads))
         if self._size > HEADER_BYTES and (self._must_roll or self._size + size > self._segment_bytes):
-            self._begin([])
+            self._begin_segment([])
         self._must_roll = False
         data = b"".join(_frames(self._seed, self._size, self.last, self.term, payloads))
         file = f"{self.name}/{self._current.name}"
@@ -209,7 +209,7 @@ class Log:
         self.store.sync(file)
         self._size += len(data)
 
-    def _begin(self, payloads: list[bytes]) -> None:
+    def _begin_segment(self, payloads: list[bytes]) -> None:
         """A new segment behind the current one."""
         loose = [LogFrame(RECORD, self.last + 1 + n, self.term, 0, data, 0, 0) for n, data in enumerate(payloads)]
         end = LogEnd(self._current, self._size, self.last, loose)
@@ -217,7 +217,7 @@ class Log:
         self._seed = seed_of(self._current.name)
         self._chain.refs.append(self._current)
 
-    def _say_retired(self, below: int) -> bool:
+    def _mark_retired(self, below: int) -> bool:
         """Records below this number may be gone. False if there is no room to say so."""
         said = self._chain.kept
         if below > said:
@@ -230,7 +230,7 @@ class Log:
                 self.store.delete(retired_mark(self.name, said))
         return True
 
-    def _look(self) -> None:
+    def _check_fence(self) -> None:
         """Has a later term announced itself? (Looks at the store, each time.)"""
         if self.store.exists(self._next_marker):
             raise Fenced(

@@ -22,7 +22,7 @@ from headrace.core.journal import Decree, Intent, Note, Record, Retired
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
-from headrace.durability.inbox.batch_calls import judged_by, read_again
+from headrace.durability.inbox.batch_calls import admission_limits, reread_calls
 from headrace.durability.inbox.inbox import Closed
 from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, from_column, to_column
 from headrace.durability.store import Store
@@ -105,7 +105,7 @@ class Records:
 
     # --- the log ---
 
-    def lay_out(self, record: Record) -> ColumnRecord:
+    def to_columns(self, record: Record) -> ColumnRecord:
         """The first half of the work, for who has just made the record; `pack` is the second, for any thread."""
         if isinstance(record, Epoch):
             header, columns = self._called[record.number] = self._epoch(record)
@@ -113,14 +113,14 @@ class Records:
         if isinstance(record, Batch):
             assert record.source is not None
             if record.closed is not None:
-                limits = judged_by(self.program.config)
+                limits = admission_limits(self.program.config)
                 return ColumnRecord(BatchHeader(record.source, "", record.refused, NO_ROWS, record.closed, limits))
             rows, columns = calls_to_columns(record.entries, record.keys, record.args)
             return ColumnRecord(BatchHeader(record.source, record.given_ids, record.refused, rows), (columns,))
         return ColumnRecord(record)
 
-    def pack(self, laid: ColumnRecord) -> bytes:
-        return pack(self._streams, laid)
+    def pack(self, record: ColumnRecord) -> bytes:
+        return pack(self._streams, record)
 
     def decode(self, number: int, data: bytes, batches: dict[int, Batch]) -> LoggedRecord:
         """`batches` are those decoded before, by the numbers of their records; a new one is added."""
@@ -131,7 +131,7 @@ class Records:
             return LoggedRecord(number, epoch, header.limits, header.fingerprint)
         if isinstance(header, BatchHeader) and header.closed is not None:
             assert self.store is not None
-            batch = read_again(self.store, header.closed, self.program, header.limits, header.refused)
+            batch = reread_calls(self.store, header.closed, self.program, header.limits, header.refused)
             batches[number] = batch
             batch.position = number
             return LoggedRecord(number, batch)
@@ -145,7 +145,7 @@ class Records:
 
     # --- replies ---
 
-    def lay_out_replies(self, epoch: Epoch) -> ColumnRecord:
+    def replies_to_columns(self, epoch: Epoch) -> ColumnRecord:
         """Of an epoch that is final."""
         header, columns = self._called.pop(epoch.number) if epoch.number in self._called else self._epoch(epoch)
         if any(piece.source for piece in epoch.pieces):  # who reads the replies does not read the log
@@ -153,7 +153,7 @@ class Records:
         return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
 
     def encode_replies(self, epoch: Epoch) -> bytes:
-        return self.pack(self.lay_out_replies(epoch))
+        return self.pack(self.replies_to_columns(epoch))
 
     def decode_replies(self, data: bytes) -> Epoch:
         header, columns = unpack(data)
@@ -293,9 +293,9 @@ def turned(rows: list[Args]) -> list[list[Any]] | None:
     return [[row[at] for row in rows] for at in range(width)]
 
 
-def pack(streams: Streams, laid: ColumnRecord) -> bytes:
+def pack(streams: Streams, record: ColumnRecord) -> bytes:
     """The header, then each table of columns, each after its length."""
-    parts = [_encoder.encode(laid.header), *map(streams.to_bytes, laid.tables)]
+    parts = [_encoder.encode(record.header), *map(streams.to_bytes, record.tables)]
     return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
 
 

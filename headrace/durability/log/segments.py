@@ -87,10 +87,10 @@ class SegmentChain(NamedTuple):
 
 def refs_in(store: Store, folder: str) -> list[Ref]:
     """All segments that have a name there, whether they count or not, in the order of their terms."""
-    return _sort(store, folder)[0]
+    return _list_segments(store, folder)[0]
 
 
-def _sort(store: Store, folder: str) -> tuple[list[Ref], list[int]]:
+def _list_segments(store: Store, folder: str) -> tuple[list[Ref], list[int]]:
     """The segments that have a name there, and the marks of what is retired."""
     refs, retired = [], []
     for name in store.list(f"{folder}/"):
@@ -112,7 +112,7 @@ def find_chain(store: Store, folder: str, broken: list[BrokenAt] | None = None) 
 
     With a list for what is `broken`, an unreadable header is put there, and its predecessor is guessed.
     """
-    refs, marks = _sort(store, folder)
+    refs, marks = _list_segments(store, folder)
     kept = max(marks, default=0)
     torn: list[Ref] = []
     while refs and LogSegment(store, folder, refs[-1], is_lenient=broken is not None).is_torn:
@@ -178,9 +178,9 @@ class LogSegment:
             raise self._error
         return self._header
 
-    def frames(self, limit: int | None = None, place: ReadPosition | None = None) -> Iterator[LogFrame]:
+    def frames(self, limit: int | None = None, cursor: ReadPosition | None = None) -> Iterator[LogFrame]:
         """All frames after the header, or from `place` on, up to byte `limit`; `BadFrame` at the first that is none."""
-        offset, number, term = place or ReadPosition(HEADER_BYTES, self.ref.first, 0)
+        offset, number, term = cursor or ReadPosition(HEADER_BYTES, self.ref.first, 0)
         while offset != limit:
             frame = self._frame_twice(offset)
             if frame is None:
@@ -198,7 +198,7 @@ class LogSegment:
             yield frame
             offset = frame.end
 
-    def read(self, limit: int | None, needed: int = 1, place: ReadPosition | None = None) -> Iterator[LogFrame]:
+    def read(self, limit: int | None, needed: int = 1, cursor: ReadPosition | None = None) -> Iterator[LogFrame]:
         """The frames that count: up to byte `limit`, or (None: it is the newest) up to where a crash tore it; all of
         them, or from `place` on.
 
@@ -207,45 +207,45 @@ class LogSegment:
         is_newest = limit is None
         if limit is None and self.ref.is_whole:
             limit = self.header.sealed
-        place = place or ReadPosition(HEADER_BYTES, self.ref.first, 0)
+        cursor = cursor or ReadPosition(HEADER_BYTES, self.ref.first, 0)
         suspect = -1
         while True:
             try:
-                for frame in self.frames(limit, place):
-                    place = ReadPosition(frame.end, place.number + (frame.kind == RECORD), frame.term)
+                for frame in self.frames(limit, cursor):
+                    cursor = ReadPosition(frame.end, cursor.number + (frame.kind == RECORD), frame.term)
                     yield frame
                 return
             except BadFrame as bad:
-                if is_newest and not self.was_durable(place):
+                if is_newest and not self.was_durable(cursor):
                     return
                 # Look again, after the evidence: an onlooker may have seen half a frame, and later the next one.
-                if suspect != place.offset:
-                    suspect, self._buffer = place.offset, b""
+                if suspect != cursor.offset:
+                    suspect, self._buffer = cursor.offset, b""
                     continue
-                beyond = self._beyond(place, limit, is_newest)
-                if beyond is None or beyond.number > needed:
-                    raise BrokenAt(self._store, self.file, place.offset, place.number, bad.why) from None
-                place = beyond
+                after = self._after_damage(cursor, limit, is_newest)
+                if after is None or after.number > needed:
+                    raise BrokenAt(self._store, self.file, cursor.offset, cursor.number, bad.why) from None
+                cursor = after
 
-    def _beyond(self, place: ReadPosition, limit: int | None, is_newest: bool) -> ReadPosition | None:
+    def _after_damage(self, cursor: ReadPosition, limit: int | None, is_newest: bool) -> ReadPosition | None:
         """Where the log goes on behind a broken place: only if all that is lost between them was durable."""
         synced = 0
         found: ReadPosition | None = None
-        for frame in self.valid_after(place.offset):
+        for frame in self.valid_after(cursor.offset):
             if limit is not None and frame.end > limit:
                 break
             number = frame.number + (frame.kind == MARK)
-            if found is None and frame.kind in (RECORD, MARK) and number >= place.number:
+            if found is None and frame.kind in (RECORD, MARK) and number >= cursor.number:
                 found = ReadPosition(frame.offset, number, 0)
             synced = max(synced, frame.synced)
         if found is None or (is_newest and found.offset >= self.header.sealed and synced < found.number - 1):
             return None
         return found
 
-    def was_durable(self, place: ReadPosition) -> bool:
+    def was_durable(self, cursor: ReadPosition) -> bool:
         """Is there evidence that what should be at this place was durable once?"""
-        return place.offset < self.header.sealed or any(
-            frame.synced >= place.number for frame in self.valid_after(place.offset)
+        return cursor.offset < self.header.sealed or any(
+            frame.synced >= cursor.number for frame in self.valid_after(cursor.offset)
         )
 
     def size(self) -> int:
@@ -336,16 +336,20 @@ def read_chain(
     chain: SegmentChain,
     first: int,
     last: int | None = None,
-    spot: RecordPosition | None = None,
+    record_position: RecordPosition | None = None,
 ) -> Iterator[LogRecord]:
     """The records from number `first` on, up to the end or to `last`. Streamed: one stretch of a segment at a time.
     `spot` is where `first` was seen: if it still is in that segment, what is before it is not read."""
     check_first(store, folder, chain, first)
     refs = chain.refs[max(bisect_right(chain.refs, first, key=lambda ref: ref.first) - 1, 0) :]
-    place: ReadPosition | None = None
-    if spot is not None and refs and (spot.segment, spot.number) == (refs[0].name, first):
-        place = ReadPosition(spot.offset, first, 0)
-    ahead = CHUNK_BYTES if place is None else HEADER_BYTES + 1
+    cursor: ReadPosition | None = None
+    if (
+        record_position is not None
+        and refs
+        and (record_position.segment, record_position.number) == (refs[0].name, first)
+    ):
+        cursor = ReadPosition(record_position.offset, first, 0)
+    ahead = CHUNK_BYTES if cursor is None else HEADER_BYTES + 1
     segments = (LogSegment(store, folder, ref, CHUNK_BYTES if at else ahead) for at, ref in enumerate(refs))
     segment = next(segments, None)
     reached = 0
@@ -354,8 +358,8 @@ def read_chain(
         header = following.header if following is not None else None
         if header is not None and header.previous != segment.ref.name:
             raise BrokenAt(store, f"{folder}/{header.previous}", 0, segment.ref.first, "the file is missing")
-        reached = segment.ref.first - 1 if place is None else first - 1
-        for frame in segment.read(header.previous_bytes if header is not None else None, first, place):
+        reached = segment.ref.first - 1 if cursor is None else first - 1
+        for frame in segment.read(header.previous_bytes if header is not None else None, first, cursor):
             reached = frame.number
             if last is not None and reached > last:
                 return
@@ -363,7 +367,7 @@ def read_chain(
                 yield LogRecord(reached, frame.term, frame.data)
         if header is not None and reached < header.previous_last and header.previous_last >= first:
             raise BrokenAt(store, segment.file, header.previous_bytes, reached + 1, "records are missing")
-        segment, place = following, None
+        segment, cursor = following, None
     if reached + 1 < first:
         raise ends_early(store, folder, reached, first)
 
@@ -392,7 +396,7 @@ def ends_early(store: Store, folder: str, last: int, first: int) -> LogBroken:
 
 
 def read_log(
-    store: Store, name: str = "log", first: int | None = 1, spot: RecordPosition | None = None
+    store: Store, name: str = "log", first: int | None = 1, record_position: RecordPosition | None = None
 ) -> Iterator[LogRecord]:
     """The log as an onlooker sees it, also while it is written: what it ends with may not be acknowledged yet.
 
@@ -400,11 +404,11 @@ def read_log(
     `spot` is where `first` was seen (see tail.py).
     """
     for attempt in (1, 2, 3):
-        chain = find_again(store, name)
+        chain = find_chain_with_retry(store, name)
         if first is None:
             first = chain.refs[0].first if chain.refs else 1
         try:
-            for record in read_chain(store, name, chain, first, spot=spot):
+            for record in read_chain(store, name, chain, first, record_position=record_position):
                 first = record.number + 1
                 yield record
             return
@@ -413,7 +417,7 @@ def read_log(
                 raise
 
 
-def find_again(store: Store, folder: str) -> SegmentChain:
+def find_chain_with_retry(store: Store, folder: str) -> SegmentChain:
     """`find_chain`, also if segments are retired meanwhile."""
     for _ in range(3):
         try:
@@ -425,7 +429,7 @@ def find_again(store: Store, folder: str) -> SegmentChain:
 
 def bounds(store: Store, name: str = "log") -> tuple[int, int]:
     """The numbers of the first record that is kept and of the last one. (1, 0) if there is none."""
-    chain = find_again(store, name)
+    chain = find_chain_with_retry(store, name)
     if not chain.refs:
         return 1, 0
     last = chain.refs[-1].first - 1

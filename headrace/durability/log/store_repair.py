@@ -39,20 +39,20 @@ class Repaired(NamedTuple):
         return bool(self.forgotten) or any(each.lost or each.saved for each in self.reports)
 
 
-def repair_store(past: StoreReader) -> Repaired:
+def repair_store(reader: StoreReader) -> Repaired:
     """Takes the store over; whoever serves from it is fenced."""
-    newest = past.snapshots.newest()
+    newest = reader.snapshots.newest()
     epoch, position, oldest = (0, 1, 1) if newest is None else (newest.epoch, newest.position, newest.meta["oldest"])
-    store = past.store
+    store = reader.store
     log = repair(store, "log", position)
-    replies = repair(store, "replies", max(1, int(oldest) - past.epoch0))
-    last = max(past.last_epoch(position), epoch)
-    if bounds(store, "replies")[1] + past.epoch0 > last:
+    replies = repair(store, "replies", max(1, int(oldest) - reader.epoch0))
+    last = max(reader.last_epoch(position), epoch)
+    if bounds(store, "replies")[1] + reader.epoch0 > last:
         saved = replies.saved
-        replies = cut(store, "replies", last - past.epoch0 + 1)
+        replies = cut(store, "replies", last - reader.epoch0 + 1)
         replies.saved = [*saved, *replies.saved]
     changes = repair_changes(store, epoch, last)
-    return Repaired(log, replies, last, pad_replies(past, epoch), changes)
+    return Repaired(log, replies, last, pad_replies(reader, epoch), changes)
 
 
 def repair_changes(store: Store, epoch: int, last: int) -> ExamineReport | None:
@@ -75,14 +75,14 @@ def repair_changes(store: Store, epoch: int, last: int) -> ExamineReport | None:
     return report
 
 
-def pad_replies(past: StoreReader, epoch: int) -> int:
+def pad_replies(reader: StoreReader, epoch: int) -> int:
     """There is one record per epoch: for those up to this one whose replies are gone there is an empty one."""
-    kept = bounds(past.store, "replies")[1] + past.epoch0
+    kept = bounds(reader.store, "replies")[1] + reader.epoch0
     if kept >= epoch:
         return 0
-    records = Records(Engine(App(str(past.identity["app"])), past.config).program)
-    log = Log.take_over(past.store, "log")
-    replies = Log.take_over(past.store, "replies", term=log.term)
+    records = Records(Engine(App(str(reader.identity["app"])), reader.config).program)
+    log = Log.take_over(reader.store, "log")
+    replies = Log.take_over(reader.store, "replies", term=log.term)
     for number in range(kept + 1, epoch + 1):
         gone = Epoch(number, 0, 0)
         gone.phase = FINAL

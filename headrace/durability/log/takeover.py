@@ -20,8 +20,8 @@ from headrace.durability.log.frames import (
     Ref,
     encode_frame,
     encode_header,
-    name_of,
     seed_of,
+    segment_ref,
 )
 from headrace.durability.log.segments import CHUNK_BYTES, LogSegment, SegmentChain, ends_early, refs_in
 from headrace.durability.store import Store
@@ -39,7 +39,7 @@ class LogEnd(NamedTuple):
     loose: list[LogFrame]  # records after that: sound, but perhaps only in a cache
 
 
-def marker(name: str, term: int) -> str:
+def term_marker(name: str, term: int) -> str:
     """The object by which a term announces itself. Markers are consecutive and never deleted: so one look is enough."""
     return f"{name}/terms/{term:08d}"
 
@@ -58,7 +58,7 @@ def announce(store: Store, name: str, owner: str) -> int:
             raise StoreError(
                 f"{store.url}/{name} has used up all {TERM_MAX} terms: start from a snapshot in a new store"
             )
-        if store.create(marker(name, term), f"term {term} {owner}".strip().encode() + b"\n"):
+        if store.create(term_marker(name, term), f"term {term} {owner}".strip().encode() + b"\n"):
             return term
     raise StoreError(f"{store.url}/{name}: others took over {TAKEOVER_TRIES} times meanwhile. See who starts so many")
 
@@ -95,7 +95,7 @@ def _find_end(store: Store, folder: str, chain: SegmentChain) -> LogEnd:
 def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: bool = False) -> tuple[Ref, int]:
     """A new segment that names its predecessor, with the loose records in it. Gives it and its size in bytes."""
     first = end.last + 1
-    ref = name_of(first, term, is_whole)
+    ref = segment_ref(first, term, is_whole)
     seed = seed_of(ref.name)
     frames, size = [], HEADER_BYTES
     for frame in end.loose:

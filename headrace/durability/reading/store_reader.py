@@ -19,8 +19,8 @@ from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.journal import Snapshot
 from headrace.core.program import Table
 from headrace.core.restore import LoggedRecord, Restored, restore
-from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
-from headrace.durability.inbox.inbox import take_away
+from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_fingerprint, with_checksum
+from headrace.durability.inbox.inbox import mark_taken
 from headrace.durability.log.log import Log, bounds, read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.migration import migrate
@@ -69,10 +69,10 @@ class StoreReader:
         self.epoch0 = int(identity["epoch0"])
         self.snapshots = snapshots_of(self.store, identity, app or App(str(identity["app"])))
 
-    def print_of(self, digest: str) -> Fingerprint | None:
+    def known_fingerprint(self, digest: str) -> Fingerprint | None:
         """What the code with this fingerprint was, if that is known."""
         try:
-            return print_of(self.store, digest)
+            return read_fingerprint(self.store, digest)
         except AppChanged:
             return None
 
@@ -121,7 +121,7 @@ class StoreReader:
         meta = {} if loaded is None else loaded.manifest.meta
         if loaded is not None and loaded.manifest.fingerprint != mine.digest:
             if epochs:
-                written = print_of(self.store, loaded.manifest.fingerprint)
+                written = read_fingerprint(self.store, loaded.manifest.fingerprint)
                 tables = migrate(tables, written, mine, app, meta["closed_us"])
             else:
                 codes.add(loaded.manifest.fingerprint)
@@ -155,7 +155,7 @@ class StoreReader:
 
     def _check_code(self, mine: Fingerprint, codes: Iterable[str]) -> None:
         for digest in sorted(set(codes) - {mine.digest}):
-            known = self.print_of(digest)
+            known = self.known_fingerprint(digest)
             differences = "how it differs is not known" if known is None else "; ".join(known.differences(mine)[:5])
             raise AppChanged(
                 f"{self.store.url} was written by other code of app {mine.app!r} ({differences}): use the code that "
@@ -183,7 +183,7 @@ class StoreReader:
 
     # --- into a new store ---
 
-    def begin_anew(self, replay: Replay, where: str | Path | Store) -> dict[str, Any]:
+    def write_new_store(self, replay: Replay, where: str | Path | Store) -> dict[str, Any]:
         """A new store that goes on from there: its state, its counters, and the request ids that are still kept."""
         app, engine = self._need_app(), replay.engine
         mine = fingerprint(app)
@@ -212,7 +212,7 @@ class StoreReader:
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
         new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
         for query, (batch, *_) in meta["sources"].items():
-            take_away(new, (query, batch))  # so that the query may go on
+            mark_taken(new, (query, batch))  # so that the query may go on
         replies.close()
         log.close()
         new.create(IDENTITY, with_checksum(identity))  # last: what is half made is no store

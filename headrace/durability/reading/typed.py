@@ -66,13 +66,13 @@ JSON = TableShape((Column(VALUE, pa.string(), True),), False)
 # --- from declared types ----------------------------------------------------------------------------------------------
 
 
-def declared(print: Fingerprint, operator: str) -> TableShape | None:
+def declared(app_fingerprint: Fingerprint, operator: str) -> TableShape | None:
     """None if the app does not say what the operator's state is."""
-    state = print.operators[operator].state
+    state = app_fingerprint.operators[operator].state
     if not state:
         return None
-    records = {name: type.fields for name, type in print.types.items()}
-    kinds = [part for part in cut(state.partition(" with ")[0], " | ") if part != "None"]
+    records = {name: type.fields for name, type in app_fingerprint.types.items()}
+    kinds = [part for part in split_outside_brackets(state.partition(" with ")[0], " | ") if part != "None"]
     if len(kinds) == 1 and kinds[0] in records:
         return TableShape(tuple(column(name, type_of(text, records)) for name, text in records[kinds[0]]), True)
     return TableShape((column(VALUE, type_of(state, records)),), False)
@@ -84,7 +84,7 @@ def column(name: str, type: pa.DataType | None) -> Column:
 
 def type_of(text: str, records: dict[str, list[tuple[str, str]]], inside: tuple[str, ...] = ()) -> pa.DataType | None:
     """Of a type as it reads in a fingerprint. None if only JSON can hold it; so it is with a record inside itself."""
-    parts = [part for part in cut(text.partition(" with ")[0].strip(), " | ") if part != "None"]
+    parts = [part for part in split_outside_brackets(text.partition(" with ")[0].strip(), " | ") if part != "None"]
     if set(parts) == {"int", "float"}:
         return pa.float64()
     if len(parts) != 1:
@@ -100,7 +100,7 @@ def type_of(text: str, records: dict[str, list[tuple[str, str]]], inside: tuple[
     generic = GENERIC.match(only)
     if generic is None:
         return None
-    origin, given = generic[1], cut(generic[2], ", ")
+    origin, given = generic[1], split_outside_brackets(generic[2], ", ")
     if origin == "Literal":
         kinds = {"str" if each[0] in "'\"" else "int" if each.lstrip("-").isdecimal() else "" for each in given}
         return SCALARS.get(kinds.pop()) if len(kinds) == 1 else None
@@ -114,7 +114,7 @@ def type_of(text: str, records: dict[str, list[tuple[str, str]]], inside: tuple[
     return pa.map_(*types) if origin == "dict" and len(types) == 2 else None
 
 
-def cut(text: str, mark: str) -> list[str]:
+def split_outside_brackets(text: str, mark: str) -> list[str]:
     """At the marks that stand in no bracket or quote."""
     parts, depth, quote, begin = [], 0, "", 0
     for at, letter in enumerate(text):
@@ -135,11 +135,11 @@ def cut(text: str, mark: str) -> list[str]:
 # --- from the states that are there -----------------------------------------------------------------------------------
 
 
-class Named(dict[str, Any]):
+class RecordFields(dict[str, Any]):
     """The fields of a record."""
 
 
-class Guess:
+class ShapeGuess:
     """Looks at states, and says what they have in common."""
 
     def __init__(self, operator: str) -> None:
@@ -159,7 +159,7 @@ class Guess:
             if not values:
                 continue
             if all(issubclass(kind, dict) for kind in kinds):
-                self._see(kinds == {Named})
+                self._see(kinds == {RecordFields})
                 if not self.records:
                     self.names.update(map(frozenset, values))
                     self._see_items([item for value in values for item in value.items()])
@@ -283,7 +283,7 @@ def texts_of(states: Columns) -> pa.Array:
 
 def fields_of(states: Columns, columns: Sequence[Column], named: Callable[[int], str]) -> list[pa.Array]:
     """One column per field of a record, or of a dict."""
-    rows = together(states["packed"], columns) if list(states) == ["packed"] else None
+    rows = decode_records(states["packed"], columns) if list(states) == ["packed"] else None
     if rows is not None:
         found = []
         for at, each in enumerate(columns):
@@ -305,14 +305,14 @@ def checked_by_arrow(values: list[Any], column: Column, named: Callable[[int], s
         return fitted(values, column, named)
 
 
-def together(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]] | None:
+def decode_records(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]] | None:
     """Records of one type, decoded in one go: the rows. None if they are not, or a field is not what it should be."""
     starts, ends, data = pieces(cells)
     first = data[starts[0] : ends[0]].tobytes()
     head, name = head_of(first)
     if name is None:
         return None
-    heads = EXTENDED[data[starts]]
+    heads = EXTENSION_HEAD_BYTES[data[starts]]
     like = np.frombuffer(first[head : head + len(name)], np.uint8)
     inner = starts + heads
     if (heads == 0).any() or (ends - inner < len(like)).any() or (data[inner - 1] != RECORD).any():
@@ -323,8 +323,8 @@ def together(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]
     names = {f"f{at}": each.name for at, each in enumerate(columns)}
     row = msgspec.defstruct("Row", hints, rename=names)
     try:
-        rows = msgspec.msgpack.Decoder(list[row], ext_hook=OPEN._from_ext).decode(  # type: ignore[valid-type]
-            in_a_list(data, inner + len(like), ends)
+        rows = msgspec.msgpack.Decoder(list[row], ext_hook=RECORD_VALUES._from_ext).decode(  # type: ignore[valid-type]
+            as_encoded_list(data, inner + len(like), ends)
         )
     except (msgspec.DecodeError, ValueError):
         return None
@@ -333,7 +333,7 @@ def together(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]
 
 def head_of(cell: bytes) -> tuple[int, bytes | None]:
     """Of a record: how long the extension's head is, and what comes before its fields, a list of two and its name."""
-    head = int(EXTENDED[cell[0]])
+    head = int(EXTENSION_HEAD_BYTES[cell[0]])
     if not head or cell[head - 1] != RECORD:
         return 0, None
     name = msgspec.msgpack.decode(cell[head:], type=tuple[str, Any])[0]
@@ -349,7 +349,7 @@ def pieces(cells: pa.Array) -> tuple[Any, Any, Any]:
     return starts, ends, data
 
 
-def in_a_list(data: Any, starts: Any, ends: Any) -> bytes:
+def as_encoded_list(data: Any, starts: Any, ends: Any) -> bytes:
     """Encoded values, one after the other, as one encoded list of them."""
     sizes = ends - starts
     before = np.cumsum(sizes) - sizes
@@ -430,27 +430,27 @@ def hint_of(column: Column) -> Any:
     return Any
 
 
-class Open(LooseValues):
+class RecordValues(LooseValues):
     """Knows no types: a record is its fields."""
 
     def _from_ext(self, code: int, data: memoryview) -> Any:
         found = super()._from_ext(code, data)
-        return Named(found) if code == RECORD else found
+        return RecordFields(found) if code == RECORD else found
 
 
-OPEN = Open()
+RECORD_VALUES = RecordValues()
 
 
 def unsealed(state: Any) -> Any:
-    return OPEN.unseal(state)
+    return RECORD_VALUES.unseal(state)
 
 
 def loose(cells: pa.Array) -> Iterable[Any]:
     """For a guess: UUIDs are texts."""
     for state in join({"packed": cells}):
-        value = OPEN.unseal(state)
+        value = RECORD_VALUES.unseal(state)
         yield str(value) if type(value) is uuid.UUID else value
 
 
-EXTENDED = np.zeros(256, np.int64)  # by the first byte of an extension: how long its head is
-EXTENDED[[0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8]] = [3, 4, 6, 2, 2, 2, 2, 2]
+EXTENSION_HEAD_BYTES = np.zeros(256, np.int64)  # by the first byte of an extension: how long its head is
+EXTENSION_HEAD_BYTES[[0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8]] = [3, 4, 6, 2, 2, 2, 2, 2]

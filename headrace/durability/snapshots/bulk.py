@@ -32,13 +32,13 @@ from headrace.core.placement import shards_of
 from headrace.core.program import MISSING
 from headrace.core.signature import conforms, converted, why
 from headrace.durability.columns import Columns, join, split, split_keys
-from headrace.durability.inbox.arrow_rows import in_python, is_text
+from headrace.durability.inbox.arrow_rows import is_text, to_python
 from headrace.durability.log.log import read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.reading.scan import is_distinct
 from headrace.durability.recovery import OpenedStore
 from headrace.durability.snapshots.layers import ShardedRows, ordered, parts, table_of
-from headrace.durability.snapshots.manifests import OBJECTS, Manifest, ManifestName, Stored, place_of
+from headrace.durability.snapshots.manifests import OBJECTS, Manifest, SnapshotId, Stored, parse_snapshot_id
 from headrace.durability.store import Store
 from headrace.errors import BadRequest, BadValue, HeadraceError, StoreError
 from headrace.model.app import App
@@ -69,52 +69,56 @@ class Bulk:
     """A store, taken over for one load, with the snapshot that it is laid over."""
 
     def __init__(self, store: Store, app: App, config: Config) -> None:
-        self.opened = OpenedStore(store, app, config)
+        self.opened_store = OpenedStore(store, app, config)
         self.store, self.app = store, app
-        self.base = self.opened.snapshots.newest()
-        engine = Engine(app, config, seed=self.opened.seed)
-        self.records = Records(engine.program, self.opened.fingerprint, store)
+        self.base = self.opened_store.snapshots.newest()
+        engine = Engine(app, config, seed=self.opened_store.seed)
+        self.records = Records(engine.program, self.opened_store.fingerprint, store)
         if has_more(store, app, self.base):
             self.close()
             raise StoreError(
                 f"{store.url} has epochs that are in no snapshot: another app took it over meanwhile, or one of them "
                 "waits for an answer from outside. Let the app run and close it, then load again"
             )
-        self.epoch, self.position, self.meta = engine._meta() if self.base is None else (*place_in(self.base), {})
+        self.epoch, self.position, self.meta = (
+            engine._meta() if self.base is None else (*epoch_and_position(self.base), {})
+        )
         if self.base is not None:
             self.meta = dict(self.base.meta)
-        self.opened.snapshots.begin(self.base)
-        self.place = self.opened.snapshots.place(self.opened.log.term, self.epoch)
+        self.opened_store.snapshots.begin(self.base)
+        self.snapshot_id = self.opened_store.snapshots.new_snapshot_id(self.opened_store.log.term, self.epoch)
 
     def publish(self, operator: str, layers: list[list[Stored]]) -> Manifest:
         """From now on it is the state."""
-        opened = self.opened
+        opened_store = self.opened_store
         if self.base is not None:
-            opened.log.append([self.records.pack(self.records.lay_out(Retired(self.epoch)))])
+            opened_store.log.append([self.records.pack(self.records.to_columns(Retired(self.epoch)))])
             named = {each.name for layer in layers for each in layer}
-            for name in opened.snapshots.retire(self.base):
+            for name in opened_store.snapshots.retire(self.base):
                 if name not in named:
                     self.store.delete(name)
-            opened.log.retire(self.base.position)
-        opened.log.check()
-        marks = [*self.meta.get("marks", []), (opened.replies.last, self.meta["closed_us"])]
+            opened_store.log.retire(self.base.position)
+        opened_store.log.check()
+        marks = [*self.meta.get("marks", []), (opened_store.replies.last, self.meta["closed_us"])]
         loads = dict(self.meta.get("loads", {}))
         loads[operator] = loads.get(operator, 0) + 1
         meta = self.meta | {"marks": marks, "loads": loads}
         objects = [tuple(sorted(layer, key=lambda each: each.shards)) for layer in layers]
-        return opened.snapshots.lay_over(self.place, self.position, opened.fingerprint, objects, meta)
+        return opened_store.snapshots.add_layers(
+            self.snapshot_id, self.position, opened_store.fingerprint, objects, meta
+        )
 
     def discard(self, named: set[str]) -> None:
         """What writers wrote that is not wanted: all of a load that failed, or of tasks that were run twice."""
         for name in self.store.list(OBJECTS):
-            if place_of(name) == self.place and name not in named:
+            if parse_snapshot_id(name) == self.snapshot_id and name not in named:
                 self.store.delete(name)
 
     def close(self) -> None:
-        self.opened.close()
+        self.opened_store.close()
 
 
-def place_in(manifest: Manifest) -> tuple[int, int]:
+def epoch_and_position(manifest: Manifest) -> tuple[int, int]:
     return manifest.epoch, manifest.position
 
 
@@ -124,11 +128,11 @@ def place_in(manifest: Manifest) -> tuple[int, int]:
 class BulkTarget(NamedTuple):
     """What a writer has to know. It travels."""
 
-    place: ManifestName
+    snapshot_id: SnapshotId
     operator: Operator  # with its `partition_by`, if it has one
     shards: int
 
-    def home(self, keys: list[Key] | Any) -> Any:
+    def shards_of_keys(self, keys: list[Key] | Any) -> Any:
         return np.asarray(shards_of(self.operator, keys, self.shards), np.int64)
 
 
@@ -136,7 +140,7 @@ def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tu
     """Write keys and states as parts of a layer. The pieces come in the order of their shards, and hold whole ones."""
     written: list[Stored] = []
     for part in parts((rows_of(target, *piece) for piece in pieces), PART_BYTES):
-        name = target.place.part(first_part + len(written))
+        name = target.snapshot_id.part(first_part + len(written))
         if not store.create(name, part.data):
             raise StoreError(f"{name} is in {store.url} already: two loads at the same time? Load again")
         written.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
@@ -145,8 +149,8 @@ def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tu
 
 def rows_of(target: BulkTarget, keys: Columns, states: Columns) -> ShardedRows:
     ints = list(keys) == ["int"] and not keys["int"].null_count
-    homes = target.home(keys["int"].to_numpy() if ints else join(keys))
-    return ordered([table_of(target.operator.name, keys, states)], [homes])
+    row_shards = target.shards_of_keys(keys["int"].to_numpy() if ints else join(keys))
+    return ordered([table_of(target.operator.name, keys, states)], [row_shards])
 
 
 def deletions(keys: Columns) -> Columns:
@@ -255,7 +259,7 @@ class Sealing:
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    values = in_python(column)
+    values = to_python(column)
     return [with_tuples(value, column.type) for value in values] if "struct<_1" in str(column.type) else values
 
 

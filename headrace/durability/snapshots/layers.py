@@ -69,12 +69,12 @@ class LayerPart(NamedTuple):
 
 def rows_of(delta: Changes, shards: Shards) -> ShardedRows:
     """The changes of one snapshot. Nothing of `delta` is looked at later."""
-    tables, homes = [], []
+    tables, shard_arrays = [], []
     for operator, keys, states in by_operator(delta):
         columns = split_keys(keys)
-        homes.append(homes_of(operator, columns, keys, shards))
+        shard_arrays.append(key_shards(operator, columns, keys, shards))
         tables.append(table_of(operator, columns, split(states)))
-    return ordered(tables, homes)
+    return ordered(tables, shard_arrays)
 
 
 def by_operator(delta: Changes) -> list[tuple[str, Collection[Any], Collection[Any]]]:
@@ -94,7 +94,7 @@ def by_operator(delta: Changes) -> list[tuple[str, Collection[Any], Collection[A
     return [(name, list(map(itemgetter(1), run)), list(map(itemgetter(2), run))) for name, run in runs.items()]
 
 
-def homes_of(operator: str, columns: Columns, keys: Collection[Any] | None, shards: Shards) -> Any:
+def key_shards(operator: str, columns: Columns, keys: Collection[Any] | None, shards: Shards) -> Any:
     """The shard of each key."""
     if list(columns) == ["int"] and not columns["int"].null_count:
         return np.asarray(shards(operator, columns["int"].to_numpy()), np.int64)
@@ -113,22 +113,22 @@ def table_of(operator: str, keys: Columns, states: Columns) -> pa.Table:
     return pa.table(columns)
 
 
-def ordered(tables: list[pa.Table], homes: list[Any]) -> ShardedRows:
+def ordered(tables: list[pa.Table], shard_arrays: list[Any]) -> ShardedRows:
     """All rows by shard; those of one shard in the order they had."""
-    table, home = in_one(tables), np.concatenate([np.zeros(0, np.int64), *homes])
-    if not len(home):
+    table, row_shards = concat_tables(tables), np.concatenate([np.zeros(0, np.int64), *shard_arrays])
+    if not len(row_shards):
         return ShardedRows(table, [])
-    rows = by_shard(home)
-    shards, counts = np.unique(home, return_counts=True)
+    rows = by_shard(row_shards)
+    shards, counts = np.unique(row_shards, return_counts=True)
     return ShardedRows(table.take(pa.array(rows)), list(zip(shards.tolist(), counts.tolist(), strict=True)))
 
 
-def by_shard(home: Any) -> Any:
+def by_shard(row_shards: Any) -> Any:
     """The places of rows in the order of their shards. In the smallest type, which NumPy sorts by its digits."""
-    return np.argsort(home.astype(np.min_scalar_type(int(home.max()))), kind="stable")
+    return np.argsort(row_shards.astype(np.min_scalar_type(int(row_shards.max()))), kind="stable")
 
 
-def in_one(tables: list[pa.Table]) -> pa.Table:
+def concat_tables(tables: list[pa.Table]) -> pa.Table:
     """One after the other, in one piece; a column that one of them lacks is null there."""
     if not tables:
         return pa.table({})
@@ -201,7 +201,7 @@ class LayerFile:
             yield ShardedRows(table.slice(before, sum(count for _, count in mine)), mine)
 
 
-def whole_of(data: bytes) -> pa.Table:
+def read_whole(data: bytes) -> pa.Table:
     options = pa.ipc.IpcReadOptions(use_threads=len(data) > THREADS_BYTES_MIN)
     whole = pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()
     return whole.unify_dictionaries().combine_chunks()
@@ -209,11 +209,11 @@ def whole_of(data: bytes) -> pa.Table:
 
 def apply(data: bytes, tables: Tables) -> None:
     """Lay a file over the state below it."""
-    for operator, rows in operators_of(whole_of(data)):
+    for operator, rows in operators_of(read_whole(data)):
         keys, states = join(columns_of(rows, KEY)), join(columns_of(rows, STATE))
         table = tables.setdefault(operator, {})
         table.update(zip(keys, states, strict=True))
-        deleted = one(rows, DELETED)
+        deleted = single_array(rows, DELETED)
         if deleted.true_count:
             for i in np.flatnonzero(deleted.to_numpy(zero_copy_only=False)).tolist():
                 if table.get(keys[i]) == MISSING:  # unless a later row has set it again
@@ -223,17 +223,19 @@ def apply(data: bytes, tables: Tables) -> None:
 def operators_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     if not table.num_rows:
         return
-    operators = one(table, OPERATOR)
+    operators = single_array(table, OPERATOR)
     names = operators.dictionary.to_pylist()
     for code in pc.unique(operators.indices).to_pylist():
         yield names[code], table if len(names) == 1 else table.filter(pc.equal(operators.indices, code))
 
 
 def columns_of(table: pa.Table, prefix: str) -> Columns:
-    return {name.removeprefix(prefix): one(table, name) for name in table.column_names if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): single_array(table, name) for name in table.column_names if name.startswith(prefix)
+    }
 
 
-def one(table: pa.Table, name: str) -> pa.Array:
+def single_array(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
@@ -243,15 +245,15 @@ def one(table: pa.Table, name: str) -> pa.Array:
 
 def fold(layers: list[ShardedRows], is_base: bool) -> ShardedRows:
     """Rows of some shards, of all layers in the order of their epochs, as one layer: an entity's last row counts."""
-    table = in_one([rows.table for rows in layers])
-    home = np.concatenate([np.repeat(*np.array(rows.counts, np.int64).T) for rows in layers])
+    table = concat_tables([rows.table for rows in layers])
+    row_shards = np.concatenate([np.repeat(*np.array(rows.counts, np.int64).T) for rows in layers])
     keys = {name: table.column(name) for name in table.column_names if name.startswith(KEY)}
-    grouped = pa.table({OPERATOR: one(table, OPERATOR).indices, **keys, ROW: np.arange(table.num_rows)})
+    grouped = pa.table({OPERATOR: single_array(table, OPERATOR).indices, **keys, ROW: np.arange(table.num_rows)})
     last = grouped.group_by([OPERATOR, *keys], use_threads=False).aggregate([(ROW, "max")])
     rows = np.sort(last.column(f"{ROW}_max").to_numpy())
     if is_base:
-        rows = rows[~one(table, DELETED).to_numpy(zero_copy_only=False)[rows]]
-    return ordered([table.take(pa.array(rows))], [home[rows]])
+        rows = rows[~single_array(table, DELETED).to_numpy(zero_copy_only=False)[rows]]
+    return ordered([table.take(pa.array(rows))], [row_shards[rows]])
 
 
 class LayerSource:
@@ -297,11 +299,11 @@ def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
         yield begin, max(weights)
 
 
-def moved(files: Iterable[bytes], shards: Shards) -> ShardedRows:
+def resharded(files: Iterable[bytes], shards: Shards) -> ShardedRows:
     """A layer that was written by other shards, by these. All of it is in memory: code does not change often."""
-    tables, homes = [], []
+    tables, shard_arrays = [], []
     for data in files:
-        for operator, rows in operators_of(whole_of(data)):
+        for operator, rows in operators_of(read_whole(data)):
             tables.append(rows)
-            homes.append(homes_of(operator, columns_of(rows, KEY), None, shards))
-    return ordered(tables, homes)
+            shard_arrays.append(key_shards(operator, columns_of(rows, KEY), None, shards))
+    return ordered(tables, shard_arrays)

@@ -33,7 +33,7 @@ FRAME = re.compile(rb'\{"checksum":"([0-9a-f]{8})","manifest":(.*)\}\n', re.DOTA
 META_INLINE_BYTES_MAX = 16 << 10
 
 
-class ManifestName(NamedTuple):
+class SnapshotId(NamedTuple):
     """What the name of a manifest or object says, in the order that makes one newer than another."""
 
     term: int
@@ -53,13 +53,13 @@ class ManifestName(NamedTuple):
         return f"{self.epoch:016}-{self.term:08}-{self.number:04}"
 
 
-def place_of(name: str) -> ManifestName | None:
+def parse_snapshot_id(name: str) -> SnapshotId | None:
     """Of a manifest or an object; None if it is neither."""
     match = NAME.fullmatch(name) or OBJECT_NAME.fullmatch(name)
     if match is None:
         return None
     epoch, term, number = map(int, match.groups())
-    return ManifestName(term, epoch, number)
+    return SnapshotId(term, epoch, number)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -105,14 +105,14 @@ class Body(msgspec.Struct, frozen=True):
 class Manifest:
     """One of a store's. If it is not complete, `trouble` says why, and there is nothing but its place."""
 
-    def __init__(self, store: Store, place: ManifestName, body: Body | None, trouble: str = "") -> None:
-        self.store, self.place, self.trouble = store, place, trouble
+    def __init__(self, store: Store, snapshot_id: SnapshotId, body: Body | None, trouble: str = "") -> None:
+        self.store, self.snapshot_id, self.trouble = store, snapshot_id, trouble
         self._body = body
-        self.term, self.epoch, self.number = place
+        self.term, self.epoch, self.number = snapshot_id
 
     @property
     def name(self) -> str:
-        return self.place.manifest()
+        return self.snapshot_id.manifest()
 
     @property
     def is_complete(self) -> bool:
@@ -121,7 +121,7 @@ class Manifest:
     @property
     def body(self) -> Body:
         if self._body is None:
-            raise broken(self.store, self.place, self.name, self.trouble)
+            raise broken(self.store, self.snapshot_id, self.name, self.trouble)
         return self._body
 
     @property
@@ -149,7 +149,7 @@ class Manifest:
     def meta(self) -> dict[str, Any]:
         """Read from the store where it is large."""
         meta = self.body.meta
-        data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.place, meta))
+        data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.snapshot_id, meta))
         decoded: dict[str, Any] = msgspec.msgpack.decode(data)
         return decoded
 
@@ -162,7 +162,7 @@ def encode(body: Body) -> bytes:
     return b'{"checksum":"%08x","manifest":%s}\n' % (zlib.crc32(data), data)
 
 
-def decode(data: bytes, place: ManifestName) -> Body | str:
+def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
     """The manifest, or what is wrong with it."""
     frame = FRAME.fullmatch(data)
     if frame is None:
@@ -173,20 +173,20 @@ def decode(data: bytes, place: ManifestName) -> Body | str:
         body = msgspec.json.decode(frame[2], type=Body)
     except msgspec.DecodeError as error:  # of a format to come
         return f"it cannot be read: {error}"
-    if ManifestName(body.term, body.epoch, body.number) != place:
+    if SnapshotId(body.term, body.epoch, body.number) != snapshot_id:
         return f"it belongs to epoch {body.epoch} of term {body.term}"
     return body
 
 
-def read_manifest(store: Store, place: ManifestName) -> Manifest:
+def read_manifest(store: Store, snapshot_id: SnapshotId) -> Manifest:
     """Once more if it seems broken: reading may fail as well. ObjectMissing if it is gone."""
     trouble = ""
     for _ in range(2):
-        found = decode(store.get(place.manifest()), place)
+        found = decode(store.get(snapshot_id.manifest()), snapshot_id)
         if isinstance(found, Body):
-            return Manifest(store, place, found)
+            return Manifest(store, snapshot_id, found)
         trouble = found
-    return Manifest(store, place, None, trouble)
+    return Manifest(store, snapshot_id, None, trouble)
 
 
 def compressed(data: bytes) -> bytes:
@@ -198,7 +198,7 @@ def decompressed(data: bytes) -> bytes:
     return bytes(pa.decompress(data[8:], decompressed_size=size, codec="zstd", asbytes=True))
 
 
-def read(store: Store, place: ManifestName, stored: Stored) -> bytes:
+def read(store: Store, snapshot_id: SnapshotId, stored: Stored) -> bytes:
     """An object of the manifest at this place, as it was written."""
     trouble = ""
     for _ in range(2):
@@ -213,11 +213,12 @@ def read(store: Store, place: ManifestName, stored: Stored) -> bytes:
             trouble = "its checksum is wrong"
         else:
             return data
-    raise broken(store, place, stored.name, trouble)
+    raise broken(store, snapshot_id, stored.name, trouble)
 
 
-def broken(store: Store, place: ManifestName, name: str, trouble: str) -> SnapshotBroken:
+def broken(store: Store, snapshot_id: SnapshotId, name: str, trouble: str) -> SnapshotBroken:
+    epoch = snapshot_id.epoch
     return SnapshotBroken(
-        f"{name} in {store.url}, of the snapshot of epoch {place.epoch}: {trouble}. Put it back from a backup, or "
+        f"{name} in {store.url}, of the snapshot of epoch {epoch}: {trouble}. Put it back from a backup, or "
         "choose an older snapshot: `headrace snapshot list` shows them, `headrace restore --epoch` starts from one"
     )

@@ -34,8 +34,8 @@ from headrace.durability.snapshots.layers import (
     Tables,
     apply,
     fold_all,
-    moved,
     parts,
+    resharded,
     rows_of,
 )
 from headrace.durability.snapshots.manifests import (
@@ -46,12 +46,12 @@ from headrace.durability.snapshots.manifests import (
     Body,
     Layer,
     Manifest,
-    ManifestName,
+    SnapshotId,
     Stored,
     broken,
     compressed,
     encode,
-    place_of,
+    parse_snapshot_id,
     read,
     read_manifest,
 )
@@ -85,46 +85,46 @@ class Snapshots:
         self.identity = msgspec.json.decode(msgspec.json.encode(identity), type=dict[str, Any])
         self.fold_ratio, self.fold_layers_min, self.part_bytes = fold_ratio, fold_layers_min, part_bytes
         self._last: Manifest | None = None  # what the next one continues
-        self._has_looked = False  # somebody has loaded, and perhaps found nothing
+        self._has_loaded = False  # somebody has loaded, and perhaps found nothing
         self._term: int | None = None  # in which this one has written, and the last number it has used there
         self._number = 0
-        self._known: dict[ManifestName, Manifest] = {}  # complete ones; a manifest never changes
-        self._unnamed: set[str] = set()  # objects that were written, and no manifest names yet
+        self._known: dict[SnapshotId, Manifest] = {}  # complete ones; a manifest never changes
+        self._unpublished: set[str] = set()  # objects that were written, and no manifest names yet
         self._lock = threading.Lock()
 
     # --- saving ---
 
     def save(self, snapshot: Snapshot, term: int, fingerprint: str) -> Manifest:
         """Durable when it returns. What it raises has changed nothing: the next one must hold its changes too."""
-        place = self._next_place(term, snapshot.epoch, snapshot.is_full)
+        snapshot_id = self._next_id(term, snapshot.epoch, snapshot.is_full)
         written: list[str] = []
         try:
             layer = self._write_layer(
-                place,
+                snapshot_id,
                 parts([rows_of(snapshot.delta, self.shards)], self.part_bytes),
                 self._sharding(fingerprint),
                 written,
             )
-            meta = self._write_meta(place, snapshot.meta, written)
+            meta = self._write_meta(snapshot_id, snapshot.meta, written)
             with self._lock:
                 last = self._last if not snapshot.is_full else None
                 layers = (*(last.layers if last is not None else ()), *([layer] if layer.objects else ()))
                 return self._publish(term, snapshot.epoch, snapshot.position, fingerprint, layers, meta)
         finally:
-            self._unnamed.difference_update(written)
+            self._unpublished.difference_update(written)
 
     def begin(self, manifest: Manifest | None) -> None:
         """What is saved next continues this one, as if it had been loaded: for who does not need its state."""
         with self._lock:
-            self._has_looked, self._last = True, manifest
+            self._has_loaded, self._last = True, manifest
 
-    def place(self, term: int, epoch: int) -> ManifestName:
+    def new_snapshot_id(self, term: int, epoch: int) -> SnapshotId:
         """Where somebody else may write parts of layers, to be laid over what was published last."""
-        return self._next_place(term, epoch, False)
+        return self._next_id(term, epoch, False)
 
-    def lay_over(
+    def add_layers(
         self,
-        place: ManifestName,
+        snapshot_id: SnapshotId,
         position: int,
         fingerprint: str,
         objects: list[tuple[Stored, ...]],
@@ -133,33 +133,38 @@ class Snapshots:
         """A manifest with these layers over the last one's. Their objects are at this place, and durable."""
         written: list[str] = []
         try:
-            kept = self._write_meta(place, meta, written)
+            kept = self._write_meta(snapshot_id, meta, written)
             sharding = self._sharding(fingerprint)
             with self._lock:
                 last = self._last.layers if self._last is not None else ()
-                layers = (*last, *(Layer(place.epoch, sharding, each) for each in objects if each))
-                return self._publish(place.term, place.epoch, position, fingerprint, layers, kept)
+                layers = (*last, *(Layer(snapshot_id.epoch, sharding, each) for each in objects if each))
+                return self._publish(snapshot_id.term, snapshot_id.epoch, position, fingerprint, layers, kept)
         finally:
-            self._unnamed.difference_update(written)
+            self._unpublished.difference_update(written)
 
-    def _next_place(self, term: int, epoch: int, is_full: bool) -> ManifestName:
+    def _next_id(self, term: int, epoch: int, is_full: bool) -> SnapshotId:
         """Where this attempt's objects go. Its manifest gets a number of its own."""
         with self._lock:
-            last = self._last.place if self._last is not None else None
+            last = self._last.snapshot_id if self._last is not None else None
             if term != self._term:
-                places = self._places()
-                newest = places[-1] if places else None
+                ids = self._ids()
+                newest = ids[-1] if ids else None
                 if newest is not None and newest.term > term:
                     raise Fenced(
                         f"{self.store.url} has a snapshot of term {newest.term}: this one's term {term} is over"
                     )
-                if newest is not None and not (self._has_looked or is_full):
+                if newest is not None and not (self._has_loaded or is_full):
                     raise StoreError(f"{self.store.url} has snapshots: load one before you save what changed since")
                 if newest is not None and newest.term == term:
                     last = max(newest, last or newest)
-                used = [*places, *(place_of(name) for name in self.store.list(OBJECTS))]
+                used = [*ids, *(parse_snapshot_id(name) for name in self.store.list(OBJECTS))]
                 self._number = max(
-                    (place.number for place in used if place is not None and place.term == term), default=0
+                    (
+                        snapshot_id.number
+                        for snapshot_id in used
+                        if snapshot_id is not None and snapshot_id.term == term
+                    ),
+                    default=0,
                 )
             if last is not None and (term < last.term or epoch < last.epoch):
                 raise StoreError(
@@ -168,31 +173,33 @@ class Snapshots:
                 )
             self._term = term
             self._number += 1
-            return ManifestName(term, epoch, self._number)
+            return SnapshotId(term, epoch, self._number)
 
     def _sharding(self, fingerprint: str) -> str:
         """Other code may partition by something else."""
         return f"{self.shard_count}/{fingerprint}"
 
-    def _write_layer(self, place: ManifestName, files: Iterator[LayerPart], sharding: str, written: list[str]) -> Layer:
+    def _write_layer(
+        self, snapshot_id: SnapshotId, files: Iterator[LayerPart], sharding: str, written: list[str]
+    ) -> Layer:
         objects = []
         for i, part in enumerate(files):
-            name = place.part(i)
+            name = snapshot_id.part(i)
             self._put(name, part.data, written)
             objects.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
-        return Layer(place.epoch, sharding, tuple(objects))
+        return Layer(snapshot_id.epoch, sharding, tuple(objects))
 
-    def _write_meta(self, place: ManifestName, meta: dict[str, Any], written: list[str]) -> bytes | Stored:
+    def _write_meta(self, snapshot_id: SnapshotId, meta: dict[str, Any], written: list[str]) -> bytes | Stored:
         data = msgspec.msgpack.encode(meta)
         if len(data) <= META_INLINE_BYTES_MAX:
             return data
         data = compressed(data)
-        self._put(place.meta(), data, written)
-        return Stored(place.meta(), len(data), zlib.crc32(data))
+        self._put(snapshot_id.meta(), data, written)
+        return Stored(snapshot_id.meta(), len(data), zlib.crc32(data))
 
     def _put(self, name: str, data: bytes, written: list[str]) -> None:
         written.append(name)
-        self._unnamed.add(name)
+        self._unpublished.add(name)
         self._create(name, data)
 
     def _create(self, name: str, data: bytes) -> None:
@@ -205,10 +212,10 @@ class Snapshots:
     ) -> Manifest:
         """Under the lock: who publishes continues what was published last, and is newer."""
         self._number += 1
-        place = ManifestName(term, epoch, self._number)
-        body = Body(FORMAT, self.identity, epoch, term, place.number, position, fingerprint, layers, meta)
-        self._create(place.manifest(), encode(body))
-        self._last = Manifest(self.store, place, body)
+        snapshot_id = SnapshotId(term, epoch, self._number)
+        body = Body(FORMAT, self.identity, epoch, term, snapshot_id.number, position, fingerprint, layers, meta)
+        self._create(snapshot_id.manifest(), encode(body))
+        self._last = Manifest(self.store, snapshot_id, body)
         return self._last
 
     # --- what there is ---
@@ -216,25 +223,25 @@ class Snapshots:
     def manifests(self) -> list[Manifest]:
         """All of them, oldest first, the unfinished ones too."""
         found = []
-        for place in self._places():
-            manifest = self._known.get(place)
+        for snapshot_id in self._ids():
+            manifest = self._known.get(snapshot_id)
             if manifest is None:
                 try:
-                    manifest = read_manifest(self.store, place)
+                    manifest = read_manifest(self.store, snapshot_id)
                 except ObjectMissing:  # somebody else has just retired it
                     continue
             found.append(manifest)
-        self._known = {manifest.place: manifest for manifest in found if manifest.is_complete}
+        self._known = {manifest.snapshot_id: manifest for manifest in found if manifest.is_complete}
         return found
 
     def newest(self) -> Manifest | None:
         """The one whose state is that of the store, but for what the log has after it."""
         complete = (each for each in self.manifests() if each.is_complete)
-        return max(complete, key=lambda each: each.place, default=None)
+        return max(complete, key=lambda each: each.snapshot_id, default=None)
 
-    def _places(self) -> list[ManifestName]:
-        places = [place_of(name) for name in self.store.list(MANIFESTS)]
-        return sorted(place for place in places if place is not None)
+    def _ids(self) -> list[SnapshotId]:
+        ids = [parse_snapshot_id(name) for name in self.store.list(MANIFESTS)]
+        return sorted(snapshot_id for snapshot_id in ids if snapshot_id is not None)
 
     # --- loading ---
 
@@ -243,7 +250,7 @@ class Snapshots:
         for _ in range(TRIES_MAX):
             manifest = self._choose(epoch)
             if manifest is None:
-                self._has_looked = True
+                self._has_loaded = True
                 return None
             try:
                 loaded = Loaded(manifest, self._tables(manifest))
@@ -252,36 +259,36 @@ class Snapshots:
                     raise
                 continue  # it has just been retired, and a newer one is there
             with self._lock:
-                self._has_looked = True
+                self._has_loaded = True
                 if self._term is None:
                     self._last = manifest
             return loaded
         raise StoreError(f"{self.store.url}: snapshots are retired faster than they can be loaded; try again")
 
     def _choose(self, epoch: int | None) -> Manifest | None:
-        places = self._places()
+        ids = self._ids()
         unfinished: Manifest | None = None
-        for i, place in reversed(list(enumerate(places))):
-            if epoch is not None and place.epoch > epoch:
+        for i, snapshot_id in reversed(list(enumerate(ids))):
+            if epoch is not None and snapshot_id.epoch > epoch:
                 continue
             try:
-                manifest = read_manifest(self.store, place)
+                manifest = read_manifest(self.store, snapshot_id)
             except ObjectMissing:
                 continue
             if manifest.is_complete:
                 self._check_identity(manifest)
                 return manifest
-            if i + 1 < len(places) and places[i + 1].term == place.term:  # its writer went on: it was complete
-                raise broken(self.store, place, manifest.name, manifest.trouble)
+            if i + 1 < len(ids) and ids[i + 1].term == snapshot_id.term:  # its writer went on: it was complete
+                raise broken(self.store, snapshot_id, manifest.name, manifest.trouble)
             unfinished = manifest
         if unfinished is not None:
             raise SnapshotBroken(
                 f"{unfinished.name} in {self.store.url}: {unfinished.trouble}, and there is no other snapshot. Put it "
                 "back from a backup. Only if you know that the log begins with its first record, delete it"
             )
-        if epoch is not None and places:
+        if epoch is not None and ids:
             raise StoreError(
-                f"{self.store.url} has no snapshot of epoch {epoch} or before; the oldest is of epoch {places[0].epoch}"
+                f"{self.store.url} has no snapshot of epoch {epoch} or before; the oldest is of epoch {ids[0].epoch}"
             )
         return None
 
@@ -302,11 +309,11 @@ class Snapshots:
         tables: Tables = {}
         for layer in manifest.layers:
             for stored in layer.objects:
-                data = read(self.store, manifest.place, stored)
+                data = read(self.store, manifest.snapshot_id, stored)
                 try:
                     apply(data, tables)
                 except (pa.ArrowException, KeyError) as error:
-                    raise broken(self.store, manifest.place, stored.name, f"it cannot be read: {error}") from None
+                    raise broken(self.store, manifest.snapshot_id, stored.name, f"it cannot be read: {error}") from None
         _ = manifest.meta
         return {operator: table for operator, table in tables.items() if table}
 
@@ -321,13 +328,13 @@ class Snapshots:
         first = first_to_fold([layer.bytes for layer in layers], self.fold_ratio)
         if len(layers) - first < self.fold_layers_min:
             return None
-        place = self._next_place(term, last.epoch, False)
+        snapshot_id = self._next_id(term, last.epoch, False)
         written: list[str] = []
         try:
             sharding = self._sharding(fingerprint)
-            sources = [self._sources(last.place, layer, sharding) for layer in layers[first:]]
+            sources = [self._sources(last.snapshot_id, layer, sharding) for layer in layers[first:]]
             files = parts(fold_all(sources, is_base=first == 0), self.part_bytes)
-            layer = self._write_layer(place, files, sharding, written)
+            layer = self._write_layer(snapshot_id, files, sharding, written)
             with self._lock:
                 now = self._last
                 if now is None or now.layers[: len(layers)] != layers:  # a full one came meanwhile
@@ -336,15 +343,15 @@ class Snapshots:
                 body = now.body
                 return self._publish(term, body.epoch, body.position, body.fingerprint, folded, body.meta)
         finally:
-            self._unnamed.difference_update(written)
+            self._unpublished.difference_update(written)
 
-    def _sources(self, place: ManifestName, layer: Layer, sharding: str) -> list[LayerSource]:
+    def _sources(self, snapshot_id: SnapshotId, layer: Layer, sharding: str) -> list[LayerSource]:
         if layer.sharding == sharding:
             return [
-                LayerSource(functools.partial(read, self.store, place, each), each.bytes, each.rows, each.shards)
+                LayerSource(functools.partial(read, self.store, snapshot_id, each), each.bytes, each.rows, each.shards)
                 for each in layer.objects
             ]
-        rows = moved((read(self.store, place, each) for each in layer.objects), self.shards)
+        rows = resharded((read(self.store, snapshot_id, each) for each in layer.objects), self.shards)
         return [
             LayerSource(lambda data=part.data: data, len(part.data), part.rows, part.shards)  # type: ignore[misc]
             for part in parts([rows], self.part_bytes)
@@ -356,16 +363,16 @@ class Snapshots:
         """Names that neither this manifest nor a newer one needs. To be deleted in this order, manifests first: what
         is left if that is cut short is still complete, or not there."""
         objects = self.store.list(OBJECTS)
-        being_written = set(self._unnamed)  # in this order: what is named from now on, the manifests say
+        being_written = set(self._unpublished)  # in this order: what is named from now on, the manifests say
         manifests = self.manifests()
-        kept = [keep, *(each for each in manifests if each.is_complete and each.place > keep.place)]
+        kept = [keep, *(each for each in manifests if each.is_complete and each.snapshot_id > keep.snapshot_id)]
         if self._last is not None:  # the next one builds upon it, even if a newer one is there whose answer got lost
             kept.append(self._last)
         needed = {stored.name for each in kept for stored in each.body.objects()} | being_written
-        names = [each.name for each in manifests if each.place < keep.place]
+        names = [each.name for each in manifests if each.snapshot_id < keep.snapshot_id]
         for name in objects:
-            place = place_of(name)
-            if place is not None and place < keep.place and name not in needed:
+            snapshot_id = parse_snapshot_id(name)
+            if snapshot_id is not None and snapshot_id < keep.snapshot_id and name not in needed:
                 names.append(name)
         return names
 
