@@ -1,11 +1,11 @@
-"""The keeper: carries out what the core wants kept, and tells the core when it is.
+"""The keeper: makes durable what the core asks for, and tells the core when it is done.
 
-    log         what comes together is written and synced together: `Appended`, `Checked`
-    background  replies, then snapshots, compaction and what is not needed any more: `Saved`, `SaveFailed`
+    log         records that are waiting are written and synced as a group: `Appended`, `Checked`
+    background  replies, then snapshots, compaction and deletions: `Saved`, `SaveFailed`
 
-`StoreWork` does the work and returns the news; it has no thread. `Keeper` has one for the log and one for the
-background. A snapshot is written after the replies of its epochs: what it covers is not replayed. If the log or the
-replies fail there is nothing to go on with: the driver is told `Broken`, and stops. A snapshot that fails is only late.
+`StoreWork` does the work and returns events; it has no thread. `Keeper` has one thread for the log and one for the
+background. A snapshot is written after the replies of its epochs, because epochs that it covers are not replayed. If
+the log or the replies fail, the driver gets `Broken` and stops. A snapshot that fails is only late.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from headrace.durability.recovery import OpenedStore
 from headrace.errors import StoreError
 
 LOG = logging.getLogger("headrace.durability")
-GROUP_MAX = 1_000  # records, or epochs' replies, written at once
+GROUP_MAX = 1_000  # records, or replies of epochs, written at once
 INTERVAL_S_MAX = 3_600.0  # between two writes of replies
-MARKS_MAX = 64  # of the replies' times, in a snapshot
+MARKS_MAX = 64  # how many times of replies a snapshot holds
 
 
 class PendingRecord(NamedTuple):
@@ -49,7 +49,7 @@ class PendingRecord(NamedTuple):
     number: int
     columns: ColumnRecord
     pack: Callable[[ColumnRecord], bytes]
-    retired: int = 0  # of a record that says so: the epoch below which snapshots are not used any more
+    retired: int = 0  # for a `Retired` record: the epoch below which snapshots are no longer used
 
     @property
     def data(self) -> bytes:
@@ -57,16 +57,16 @@ class PendingRecord(NamedTuple):
 
 
 class StoreWork:
-    """All that is done to the store for one engine, a step at a time."""
+    """All work on the store for one engine, a step at a time."""
 
     def __init__(self, opened_store: OpenedStore) -> None:
         self.opened_store, self.records = opened_store, opened_store.records
-        self._replies: dict[int, ColumnRecord] = {}  # of epochs that are on their way
+        self._replies: dict[int, ColumnRecord] = {}  # of epochs that are not written yet
         self.kept = opened_store.kept_epoch  # the last epoch whose replies are in the store
         self.changes = opened_store.changes
 
     def encode(self, effect: Append) -> PendingRecord:
-        """To be called when the effect comes: the epoch has not run yet."""
+        """Call this as soon as the effect arrives: the epoch has not run yet."""
         record, records = effect.record, self.records
         retired = record.epoch if isinstance(record, Retired) else 0
         if isinstance(record, Batch) and record.closed is not None:
@@ -74,7 +74,7 @@ class StoreWork:
         return PendingRecord(effect.number, records.to_columns(record), records.pack, retired)
 
     def append(self, group: Sequence[PendingRecord | Check]) -> list[Event]:
-        """Write, sync, and make sure that the log is still ours."""
+        """Writes, syncs, and checks that the log is still ours."""
         records = [item for item in group if isinstance(item, PendingRecord)]
         news: list[Event] = []
         if not records:
@@ -86,15 +86,15 @@ class StoreWork:
         return [*news, *(Checked(item.ticket) for item in group if isinstance(item, Check))]
 
     def prepare(self, epoch: Epoch, changes: Changes | None = None) -> None:
-        """The first half of `keep`, which may be called by another thread."""
+        """The first half of `keep`, which another thread may call."""
         if self.changes is not None and changes is not None:
             self.changes.prepare(epoch, changes)
         if epoch.number > self.kept and epoch.number not in self._replies:
             self._replies[epoch.number] = self.records.replies_to_columns(epoch)
 
     def keep(self, epochs: list[Epoch]) -> None:
-        """The replies of final epochs, in their order, and what was laid out of their changes; what is in the store
-        already is not written again."""
+        """Writes the replies of final epochs, in order, and their prepared changes. What is in the store already is not
+        written again."""
         fresh = [epoch for epoch in epochs if epoch.number > self.kept]
         if fresh:
             assert fresh[0].number == self.kept + 1, f"replies of epoch {fresh[0].number} after those of {self.kept}"
@@ -120,7 +120,7 @@ class StoreWork:
             return [SaveFailed(snapshot.epoch, error)]
 
     def _oldest(self) -> int:
-        """The epoch of the oldest snapshot that is to be kept."""
+        """The epoch of the oldest snapshot to keep."""
         complete = sorted({each.epoch for each in self.opened_store.snapshots.manifests() if each.is_complete})
         if not complete:  # a successor has deleted them all
             self.opened_store.log.check()
@@ -128,14 +128,14 @@ class StoreWork:
         return complete[-self.opened_store.config.snapshots_kept :][0]
 
     def compact(self) -> None:
-        """Housekeeping may fail: it is done the next time."""
+        """Compaction may fail: it is tried again the next time."""
         try:
             self.opened_store.snapshots.compact(self.opened_store.log.term, self.opened_store.fingerprint)
         except StoreError as error:
             LOG.warning("compaction failed, and will be tried again: %s", error)
 
     def retire(self, epoch: int) -> None:
-        """The log says that snapshots before this epoch's are not used any more."""
+        """Called when the log says that snapshots before this epoch's are no longer used."""
         try:
             self.opened_store.retire(epoch)
         except StoreError as error:
@@ -143,7 +143,7 @@ class StoreWork:
 
 
 class Keeper:
-    """A desk, and the two threads at it. `tell(news)` is called by them, and must only hand it over."""
+    """A `StoreWork` and its two threads. They call `tell(event)`, which must only pass the event on."""
 
     def __init__(self, opened_store: OpenedStore, tell: Callable[[Any], None]) -> None:
         self.store_work, self._tell = StoreWork(opened_store), tell
@@ -154,12 +154,12 @@ class Keeper:
             for name, serve in (("log", self._serve_log), ("keeper", self._serve_background))
         ]
         self._is_broken = False
-        self._hurry = threading.Event()  # somebody waits for what is in `_rest`
+        self._hurry = threading.Event()  # something waits for what is in `_background`
         for thread in self._threads:
             thread.start()
 
     def carry_out(self, effect: Append | Check | Keep | Save) -> None:
-        """To be called by the core's thread, in the order of the effects."""
+        """Called by the core's thread, in the order of the effects."""
         match effect:
             case Append():
                 self._records.put(self.store_work.encode(effect))
@@ -173,7 +173,7 @@ class Keeper:
                 self._hurry.set()
 
     def close(self) -> None:
-        """Finish what was handed over."""
+        """Finishes all work that was handed over."""
         self._records.put(None)
         self._threads[0].join()
         self._background.put(None)
@@ -204,7 +204,7 @@ class Keeper:
                     self._hurry.set()
 
     def _serve_background(self) -> None:
-        # Replies are in no hurry: if they are lost, a replay gives them again. But who waits for them in a stream is.
+        # Replies are not urgent, as a replay gives lost ones again; but streams that read them wait for them.
         interval_s, rested_s = min(self.store_work.opened_store.config.reply_interval_us / 1e6, INTERVAL_S_MAX), 0.0
         while not self._is_broken:
             group = take_all(self._background, self._hurry, rested_s)
@@ -226,7 +226,8 @@ class Keeper:
 
 
 def take_all(waiting: queue.SimpleQueue[Any], hurry: threading.Event | None = None, until_s: float = 0.0) -> list[Any]:
-    """All that waits, at least one; nothing after None. More may gather until this time, or until `hurry` is set."""
+    """Takes all waiting items, at least one, and none after None. With `hurry`, first waits for more until this time,
+    or until `hurry` is set."""
     group = [waiting.get()]
     if hurry is not None:
         hurry.wait(max(0.0, until_s - time.monotonic()))

@@ -33,8 +33,8 @@ def rows_of(table: pa.Table) -> list[Row]:
 
 
 class UnreadableCell:
-    """A cell that Python has no value for: a text that is no Unicode, a day after the year 9999, a map with a key
-    twice. It fits no function, so its row is refused, and the others are not."""
+    """A cell that Python has no value for: text that is not valid Unicode, a date after the year 9999, a map with a
+    duplicate key. It fits no function, so its row is refused, and the others are not."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -70,7 +70,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def in_utc(value: Any) -> Any:
-    """Arrow hands out timestamps in a named zone; a value has a fixed offset."""
+    """Arrow returns timestamps in a named zone; a Headrace value has a fixed offset."""
     if isinstance(value, datetime.datetime):
         return value if value.tzinfo is None else value.astimezone(datetime.UTC)
     if isinstance(value, list):

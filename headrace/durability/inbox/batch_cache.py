@@ -18,15 +18,14 @@ CACHED_BATCHES_MAX = 4
 
 
 class BatchCache:
-    """For a worker, which is told where the rows of an epoch are: it reads them itself, and keeps the last batches, as
-    many epochs take from each."""
+    """Keeps the batches that a worker used last, as many epochs take rows from the same batch."""
 
     def __init__(self, store: Store, program: Program) -> None:
         self.store, self.program = store, program
         self._batches: dict[bytes, Batch] = {}
 
     def fill(self, run: Run) -> Run:
-        """The same with its rows."""
+        """Returns the same message with its rows."""
         functions: list[int] = []
         keys: list[Any] = []
         args: list[Row] = []
@@ -45,5 +44,5 @@ class BatchCache:
             batch = reread_calls(self.store, closed, self.program, limits, refused)
             if len(self._batches) >= CACHED_BATCHES_MAX:
                 del self._batches[next(iter(self._batches))]
-        self._batches[stored] = batch  # the last one that was asked for comes last
+        self._batches[stored] = batch  # the most recently used batch comes last
         return batch

@@ -29,7 +29,7 @@ from headrace.wire.values import shown
 
 
 def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
-    """The batch, admitted. The rows that were refused are in its `refused`."""
+    """Reads the batch and admits its rows. The refused ones are in the batch's `refused`."""
     batch = admit(closed, read_table(store, closed), admission)
     batch.closed = closed
     batch.stored = msgspec.msgpack.encode((closed, admission_limits(admission.program.config), sorted(batch.refused)))
@@ -39,7 +39,7 @@ def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
 def reread_calls(
     store: Store, closed: Closed, program: Program, limits: dict[str, int], refused: Collection[int]
 ) -> Batch:
-    """A batch that is in the log: the same rows are refused as then, whatever the configuration is now."""
+    """Reads a batch that is in the log. It refuses the same rows as then, whatever the configuration is now."""
     checking_program = program
     if limits != admission_limits(program.config):
         checking_program = Program(program.app, dataclasses.replace(program.config, **limits))
@@ -55,7 +55,7 @@ def reread_calls(
 
 
 def admission_limits(config: Config) -> dict[str, int]:
-    """What decides which rows are refused."""
+    """The settings that decide which rows are refused."""
     return config.limits() | {"request_id_bytes_max": config.request_id_bytes_max}
 
 
@@ -79,7 +79,7 @@ def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch
 
 
 def admit_mixed(closed: Closed, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
-    """Rows that call different functions, have ids of their own, or arguments in JSON: one by one."""
+    """Admits rows one by one, if they call different functions, have their own ids, or have arguments in JSON."""
     count, stem = table.num_rows, f"{closed.query}/{closed.batch}"
     functions = to_python(table.column("function")) if not closed.function else [closed.function] * count
     given = to_python(table.column("args")) if "args" in table.column_names else rows_of(table)
@@ -101,7 +101,7 @@ def admit_mixed(closed: Closed, table: pa.Table, keys: list[Any], admission: Adm
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole call in JSON, as the HTTP gateway takes it. The row may have an id and a key for those without."""
+    """A whole call in JSON, as the HTTP gateway takes it. If it has no id or key, those of its row are used."""
 
     function: str
     key: str | int | None = None
@@ -110,7 +110,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UnparsedMessage(msgspec.Struct):
-    """What can be known of a message that is no call."""
+    """What can be read from a message that is not a call."""
 
     request_id: str | None = None
 
@@ -120,7 +120,7 @@ _message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(Unparse
 
 
 def admit_messages(closed: Closed, table: pa.Table, admission: Admission) -> Batch:
-    """Rows that are messages: whatever is in one that is no call, it is refused alone."""
+    """Admits rows that are messages. One that is not a call is refused, whatever it holds, and the others are not."""
     stem, nothing = f"{closed.query}/{closed.batch}", [None] * table.num_rows
     named = to_python(table.column("id")) if "id" in table.column_names else nothing
     keyed = to_python(table.column("key")) if "key" in table.column_names else nothing
@@ -133,7 +133,7 @@ def admit_messages(closed: Closed, table: pa.Table, admission: Admission) -> Bat
 
 
 def read_message(data: bytes | None, key: bytes | None, admission: Admission) -> tuple[str | None, Any]:
-    """Its request id, if it has one, and the call, or the reason why there is none."""
+    """Returns the message's request id, if it has one, and the call, or the error that says why it is not one."""
     given = None
     try:
         message = _message.decode(data or b"")
@@ -153,7 +153,8 @@ def read_message(data: bytes | None, key: bytes | None, admission: Admission) ->
 
 
 def arguments(function: Any, args: Any, admission: Admission) -> Row:
-    """As many as the function takes: columns that it has no use for are null."""
+    """Returns as many arguments as the function takes. Null arguments beyond that are dropped: they are columns that
+    only other functions use."""
     if args is None or type(args) is str:
         try:
             args = msgspec.json.decode(args or "[]")

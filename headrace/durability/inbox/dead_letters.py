@@ -33,12 +33,12 @@ DEAD_SCHEMA = pa.schema(
 
 
 def write_dead_letters(store: Store, closed: Closed, batch: Batch, is_again: bool = False) -> None:
-    """The rows that were refused, for people. Written before the batch is logged. An engine that ended before that may
-    have written others, under other limits: if it is done again, the last one counts, which logs it."""
+    """Writes the refused rows, for people, before the batch is logged. An engine that ended before that may have
+    written others, under other limits. With `is_again` they are replaced: what the engine that logs it wrote counts."""
     name = f"{DEAD}/{stem_of(closed.source)}"
     if not batch.refused and not (is_again and store.exists(name)):
         return
-    found = dead_letters_of(store, closed, batch) if batch.refused else []  # none: what is deleted might come back
+    found = dead_letters_of(store, closed, batch) if batch.refused else []  # not deleted: a crash could undo that
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, DEAD_SCHEMA) as writer:
         writer.write_table(pa.Table.from_pylist(found, DEAD_SCHEMA))
@@ -72,7 +72,7 @@ def dead_letters_of(store: Store, closed: Closed, batch: Batch) -> list[dict[str
 
 
 def to_json(value: Any) -> str:
-    """As JSON; what has none, as Python shows it."""
+    """The value as JSON, or its `repr` if JSON cannot hold it."""
     try:
         return msgspec.json.encode(value, enc_hook=repr).decode()
     except (ValueError, TypeError, OverflowError):
@@ -80,13 +80,13 @@ def to_json(value: Any) -> str:
 
 
 def function_name(cells: dict[str, Any]) -> str | None:
-    """Of the function, as the row has it."""
+    """The function's name, as the row gives it."""
     name = cells.get("function")
     return name if name is None or type(name) is str else to_json(name)
 
 
 def json_args_of(cells: dict[str, Any]) -> str | None:
-    """Arguments that came as JSON; of a message all there is, as nobody knows what was meant to be what."""
+    """Arguments that came as JSON. Of a message, its whole text, as its parts cannot be told apart."""
     message, args = cells.get("call"), cells.get("args")
     if message is None:
         return args if type(args) is str else None
@@ -99,12 +99,12 @@ def args_of(cells: dict[str, Any]) -> list[Any]:
 
 
 def dead_letter_names(store: Store, is_final: bool = True) -> list[str]:
-    """Without those of batches that are under way: an engine that takes one over may judge its rows otherwise. Who has
-    seen that they are not any more asks for all."""
+    """Leaves out batches that are not final: an engine that takes one over may refuse other rows. A caller that knows
+    that they are final passes `is_final=False` to get all."""
     names = store.list(f"{DEAD}/")
     if not is_final:
         return names
-    hidden = {f"{DEAD}/{stem_of(source)}" for source in waiting(store)}  # looked at afterwards: what is gone is final
+    hidden = {f"{DEAD}/{stem_of(source)}" for source in waiting(store)}  # listed second: what is gone is final
     return [name for name in names if name not in hidden]
 
 

@@ -3,8 +3,8 @@
     log:      an epoch (its rows, time and limits), a source's batch (its rows), or a note (decree, intent, response)
     replies:  an epoch again, with the outcome of every row
 
-Functions stand by their names, so that a log can be read when the app has grown. The rows of a source's batch are in
-the batch's own record, or in segments that it names; an epoch only says how many of them it took.
+Functions are stored by name, so that a log can be read when the app has grown. The rows of a source's batch are in the
+batch's own record, or in segments that it names; an epoch only says how many of them it took.
 
 Never here: files, who writes when.
 """
@@ -31,10 +31,10 @@ from headrace.wire.messages import Failure, RequestIds, Response
 
 
 class CallRows(msgspec.Struct, frozen=True):
-    """The calls of an epoch or batch, but for their columns."""
+    """Describes the calls of an epoch or batch; their values are in columns."""
 
-    functions: list[tuple[str, bool]]  # each that is called, and whether its arguments are encoded as one
-    width: int | None  # how many arguments each has; None where they differ
+    functions: list[tuple[str, bool]]  # each called function, and whether its arguments are encoded as one value
+    width: int | None  # how many arguments each call has; None if they differ
 
 
 NO_ROWS = CallRows([], 0)
@@ -58,7 +58,7 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
     refused: dict[int, Failure]
     rows: CallRows
     closed: Closed | None = None  # where the rows are, if not here
-    limits: dict[str, int] = {}  # and what decided which of them are refused
+    limits: dict[str, int] = {}  # the settings that decided which of them are refused
 
 
 class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
@@ -67,7 +67,7 @@ class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
 
 
 class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
-    """Of a record of the changelog: see changelog.py."""
+    """The header of a changelog record: see changelog.py."""
 
     epoch: int
     closed_us: int
@@ -79,7 +79,7 @@ class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
 
 
 class ColumnRecord(NamedTuple):
-    """A record in columns, not in bytes yet."""
+    """A record as columns, not encoded to bytes yet."""
 
     header: Any
     tables: tuple[Columns, ...] = ()
@@ -94,10 +94,10 @@ _rows_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
 
 
 class Records:
-    """Encodes and decodes for one program."""
+    """Encodes and decodes the records of one program."""
 
     def __init__(self, program: Program, fingerprint: str = "", store: Store | None = None) -> None:
-        """The store is where segments of batches are, which records only name."""
+        """`store` holds the segments of batches, which records only name."""
         self.store = store
         self.program, self.fingerprint, self.limits = program, fingerprint, program.config.limits()
         self._streams = Streams()
@@ -106,7 +106,7 @@ class Records:
     # --- the log ---
 
     def to_columns(self, record: Record) -> ColumnRecord:
-        """The first half of the work, for who has just made the record; `pack` is the second, for any thread."""
+        """The first half of encoding, for the thread that made the record; `pack` is the second, for any thread."""
         if isinstance(record, Epoch):
             header, columns = self._called[record.number] = self._epoch(record)
             return ColumnRecord(header, (columns,))
@@ -123,7 +123,7 @@ class Records:
         return pack(self._streams, record)
 
     def decode(self, number: int, data: bytes, batches: dict[int, Batch]) -> LoggedRecord:
-        """`batches` are those decoded before, by the numbers of their records; a new one is added."""
+        """`batches` holds the batches decoded so far, by record number; a new one is added to it."""
         header, columns = unpack(data)
         if isinstance(header, EpochHeader):
             epoch = self._read_epoch(header, columns, batches)
@@ -146,9 +146,9 @@ class Records:
     # --- replies ---
 
     def replies_to_columns(self, epoch: Epoch) -> ColumnRecord:
-        """Of an epoch that is final."""
+        """The replies of a final epoch."""
         header, columns = self._called.pop(epoch.number) if epoch.number in self._called else self._epoch(epoch)
-        if any(piece.source for piece in epoch.pieces):  # who reads the replies does not read the log
+        if any(piece.source for piece in epoch.pieces):  # readers of the replies do not read the log
             header = msgspec.structs.replace(header, pieces=epoch.pieces)
         return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
 
@@ -197,8 +197,8 @@ class Records:
         return header, columns
 
     def _read_epoch(self, header: EpochHeader, columns: Columns, batches: dict[int, Batch] | None) -> Epoch:
-        """Without `batches`, of replies, the rows of sources stay empty and functions may be gone: their results are
-        enough. Rows of a batch that is not among them are not needed."""
+        """Without `batches` (for replies) the rows of sources stay empty and functions may be gone: the results are
+        enough. Rows of a batch that is not in `batches` are not needed, and stay empty too."""
         epoch = Epoch(header.number, header.first, header.opened_us)
         epoch.closed_us, epoch.tids, epoch.pieces = header.closed_us, range(*header.tids), list(header.pieces)
         find = self._entry if batches is not None else self._entry_or_none
@@ -279,7 +279,7 @@ def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) ->
 
 
 def turned(rows: list[Args]) -> list[list[Any]] | None:
-    """The columns of rows that are all of one width; None if they are not."""
+    """The columns of rows that all have the same width; None if they do not."""
     width = len(rows[0])
     try:
         if width == 1:
@@ -294,13 +294,13 @@ def turned(rows: list[Args]) -> list[list[Any]] | None:
 
 
 def pack(streams: Streams, record: ColumnRecord) -> bytes:
-    """The header, then each table of columns, each after its length."""
+    """Encodes the header, then each table of columns, each preceded by its length."""
     parts = [_encoder.encode(record.header), *map(streams.to_bytes, record.tables)]
     return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
 
 
 def unpack(data: bytes) -> tuple[Header, Columns]:
-    """The header, and the columns of all tables: they may differ in length."""
+    """Decodes the header and the columns of all tables, which may differ in length."""
     try:
         parts = parts_of(data)
         columns: Columns = {}
@@ -312,7 +312,7 @@ def unpack(data: bytes) -> tuple[Header, Columns]:
 
 
 def unpack_results(data: bytes) -> tuple[RepliesHeader, Any]:
-    """Of a record of replies only the header and the results (a list, or Arrow's): the calls are not looked at."""
+    """Decodes only the header and the results (a list, or an Arrow array) of a record of replies, not the calls."""
     try:
         parts = parts_of(data)
         return _replies_decoder.decode(parts[0]), from_bytes(parts[-1])["result"]

@@ -1,9 +1,9 @@
-"""Mending a store as a whole, when its logs cannot be read any more: `headrace log repair`.
+"""Repairs a whole store whose logs can no longer be read: `headrace log repair`.
 
-What a snapshot covers is not looked at. The log is cut before the first record that is lost; answers to epochs that are
-gone with it are set aside too, for they are not true any more. Of lost replies those after the snapshot are made again
-by the next start; for earlier ones there is only the note that they are gone. A changelog is cut like the log; if it
-ends before the snapshot then, it begins anew.
+What a snapshot covers is ignored. The log is cut before the first lost record; replies to epochs that are gone with it
+are set aside too, because they are no longer valid. Lost replies after the snapshot are made again at the next start;
+earlier ones are only noted as gone. A changelog is cut like the log; if it then ends before the snapshot, it starts
+again from there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from headrace.model.app import App
 class Repaired(NamedTuple):
     log: ExamineReport
     replies: ExamineReport
-    last_epoch: int  # up to here everything is there
-    forgotten: int  # epochs up to that one whose replies are gone
-    changes: ExamineReport | None = None  # if there is a changelog
+    last_epoch: int  # the store is complete up to this epoch
+    forgotten: int  # how many epochs up to that one have lost their replies
+    changes: ExamineReport | None = None  # None if there is no changelog
 
     @property
     def reports(self) -> list[ExamineReport]:
@@ -40,7 +40,7 @@ class Repaired(NamedTuple):
 
 
 def repair_store(reader: StoreReader) -> Repaired:
-    """Takes the store over; whoever serves from it is fenced."""
+    """Takes the store over: a running coordinator is fenced."""
     newest = reader.snapshots.newest()
     epoch, position, oldest = (0, 1, 1) if newest is None else (newest.epoch, newest.position, newest.meta["oldest"])
     store = reader.store
@@ -56,7 +56,7 @@ def repair_store(reader: StoreReader) -> Repaired:
 
 
 def repair_changes(store: Store, epoch: int, last: int) -> ExamineReport | None:
-    """From the snapshot's epoch on, and not beyond the log's last one."""
+    """Repairs the changelog from the snapshot's epoch on, and cuts it after the log's last epoch."""
     changelog = Changelog(store)
     if not changelog.is_there:
         return None
@@ -76,7 +76,8 @@ def repair_changes(store: Store, epoch: int, last: int) -> ExamineReport | None:
 
 
 def pad_replies(reader: StoreReader, epoch: int) -> int:
-    """There is one record per epoch: for those up to this one whose replies are gone there is an empty one."""
+    """Replies have one record per epoch: adds an empty one for each epoch up to this one whose replies are gone.
+    Returns how many."""
     kept = bounds(reader.store, "replies")[1] + reader.epoch0
     if kept >= epoch:
         return 0

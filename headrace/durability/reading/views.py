@@ -1,10 +1,10 @@
-"""Views: an operator's state at the end of an epoch, for who only reads: which epoch that is, and where it comes from.
+"""Views: an operator's state at the end of an epoch, for readers: chooses the epoch and where its state comes from.
 
     snapshot   the layers of a snapshot of that very epoch
-    changes    a snapshot before it, and what the operator's changelog says of the epochs since
-    replay     a snapshot before it, and the log's epochs since, run again by the app's own code
+    changes    an earlier snapshot, and the operator's changelog of the epochs since
+    replay     an earlier snapshot, and the log's epochs since, run again by the app's own code
 
-A moment is chosen once; readers in other processes then read just that. It is a few numbers, and travels well.
+The epoch's end is chosen once; readers in other processes then read just that. It is a few numbers, cheap to send.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class EpochEnd(NamedTuple):
     """The end of an epoch, and how to get there."""
 
     epoch: int
-    snapshot_id: SnapshotId | None  # of the snapshot to begin with; None: with nothing
+    snapshot_id: SnapshotId | None  # the snapshot to begin with; None: begin with no state
     how: str = SNAPSHOT
 
 
 class View:
-    """Of one operator. With an app its epochs can be run again, and keys be found that it partitions by something."""
+    """A view of one operator. With an app, epochs can be replayed, and keys found in operators with `partition_by`."""
 
     def __init__(self, store: Store, operator: str, app: App | None = None) -> None:
         self.reader = StoreReader(store, app)
@@ -47,10 +47,10 @@ class View:
         self.shards = int(self.reader.identity["shards"])
         self.changelog = Changelog(store)
 
-    # --- which moment ---
+    # --- which epoch ---
 
     def newest(self) -> EpochEnd:
-        """As far as can be read without running anything again; without any snapshot, by doing so."""
+        """The newest epoch that can be read without a replay; if there is no snapshot, the newest one by replay."""
         base = self.reader.snapshots.newest()
         begin = self._begin(base)
         last = self.changelog.bounds()[1]
@@ -67,7 +67,7 @@ class View:
         )
 
     def at(self, epoch: int) -> EpochEnd:
-        """The end of this very epoch, or an error that says which ones there are."""
+        """The end of exactly this epoch, or an error that says which ones can be read."""
         manifests = self._manifests()
         below = [each for each in manifests if each.epoch <= epoch]
         base = max(below, key=lambda each: (each.epoch, each.snapshot_id), default=None)
@@ -101,7 +101,7 @@ class View:
         return self.reader.epoch0 if base is None else base.epoch
 
     def _logs_from(self, epoch: int, base: Manifest | None) -> bool:
-        """Are all changes from this epoch on in the changelog? Without a snapshot, it must begin with the store."""
+        """Whether the changelog has all changes from this epoch on. Without a snapshot it must begin with the store."""
         since = self.changelog.since(self.name)
         if since is None or since > epoch:
             return False
@@ -112,7 +112,7 @@ class View:
     # --- what is known of the operator ---
 
     def app_fingerprint(self, epoch_end: EpochEnd) -> Fingerprint:
-        """Of the code that the state is of."""
+        """The fingerprint of the code that wrote the state."""
         manifest = self._manifest(epoch_end)
         if manifest is not None:
             return read_fingerprint(self.store, manifest.fingerprint)
@@ -146,8 +146,8 @@ class View:
     # --- reading ---
 
     def ranges(self, epoch_end: EpochEnd, scan: Scan, count: int, keys: Collection[Any] | None) -> list[Range]:
-        """Of shards, for so many readers. What is run again is in one place; so is what changed, if nobody knows where
-        a key is."""
+        """Ranges of shards for this many readers. A replay needs a single reader; so do changes, if the shard of a key
+        is not known."""
         is_whole = epoch_end.how == REPLAY or (epoch_end.how == CHANGES and scan.operator is None)
         return [(0, self.shards - 1)] if is_whole else scan.ranges(count, keys)
 

@@ -1,12 +1,12 @@
-"""Bulk loads: rows of a table as the state of an operator, as a layer over a snapshot and not as transactions.
+"""Bulk loads: write the rows of a table as an operator's state, as a layer over a snapshot and not as transactions.
 
 Rules:
-1. Whoever loads takes the store over, and begins where the log ends: nothing is left to replay that knows nothing of
-   the load. Older snapshots are given up just before the new one is there, for the same reason: from them the log would
-   be run again without what was loaded.
-2. Several writers write parts of the layer, each of its own shards; the manifest that names them comes last. Until then
-   nothing has happened.
-3. A key stands once. A state is sealed just as if a function had put it, so nobody can tell how it came.
+1. A load takes the store over and begins where the log ends, so no epoch is left to replay that does not know of the
+   load. For the same reason older snapshots are retired just before the new one is published: a replay from them would
+   run without what was loaded.
+2. Several writers write parts of the layer, each for its own shards; the manifest that names them comes last. Until
+   then the load has no effect.
+3. A key is there once. A state is sealed just as if a function had put it.
 
 Never here: Spark, where the rows come from.
 """
@@ -46,8 +46,8 @@ from headrace.model.fingerprint import fingerprint
 from headrace.model.operator import Operator
 from headrace.wire.values import RECORD, Key, Values, check_key, shown, wrap
 
-PART_BYTES = 64 << 20  # before compression, as of other layers
-PARTS_MAX = 10_000  # of one writer
+PART_BYTES = 64 << 20  # before compression, as in other layers
+PARTS_MAX = 10_000  # per writer
 SCALARS = (int, float, str, bool, bytes)
 
 
@@ -55,7 +55,7 @@ SCALARS = (int, float, str, bool, bytes)
 
 
 def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
-    """Is there something that only an engine can bring into a snapshot: epochs of the log, or other code?"""
+    """Whether only an engine can bring the snapshot up to date: there are epochs after it, or the code has changed."""
     for record in read_log(store, "log", manifest.position if manifest is not None else None):
         header, _ = unpack(record.data)
         if not isinstance(header, EpochHeader | BatchHeader):
@@ -66,7 +66,7 @@ def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
 
 
 class Bulk:
-    """A store, taken over for one load, with the snapshot that it is laid over."""
+    """A store, taken over for one load, with the snapshot that the load is added to."""
 
     def __init__(self, store: Store, app: App, config: Config) -> None:
         self.opened_store = OpenedStore(store, app, config)
@@ -89,7 +89,7 @@ class Bulk:
         self.snapshot_id = self.opened_store.snapshots.new_snapshot_id(self.opened_store.log.term, self.epoch)
 
     def publish(self, operator: str, layers: list[list[Stored]]) -> Manifest:
-        """From now on it is the state."""
+        """Publishes the layers: they are part of the state from now on."""
         opened_store = self.opened_store
         if self.base is not None:
             opened_store.log.append([self.records.pack(self.records.to_columns(Retired(self.epoch)))])
@@ -109,7 +109,7 @@ class Bulk:
         )
 
     def discard(self, named: set[str]) -> None:
-        """What writers wrote that is not wanted: all of a load that failed, or of tasks that were run twice."""
+        """Deletes what writers wrote and no layer uses: all of a failed load, or parts of tasks that ran twice."""
         for name in self.store.list(OBJECTS):
             if parse_snapshot_id(name) == self.snapshot_id and name not in named:
                 self.store.delete(name)
@@ -126,7 +126,7 @@ def epoch_and_position(manifest: Manifest) -> tuple[int, int]:
 
 
 class BulkTarget(NamedTuple):
-    """What a writer has to know. It travels."""
+    """What a writer has to know. It is sent to other processes."""
 
     snapshot_id: SnapshotId
     operator: Operator  # with its `partition_by`, if it has one
@@ -137,7 +137,7 @@ class BulkTarget(NamedTuple):
 
 
 def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tuple[Columns, Columns]]) -> list[Stored]:
-    """Write keys and states as parts of a layer. The pieces come in the order of their shards, and hold whole ones."""
+    """Writes keys and states as parts of a layer. The pieces are in the order of their shards and hold whole shards."""
     written: list[Stored] = []
     for part in parts((rows_of(target, *piece) for piece in pieces), PART_BYTES):
         name = target.snapshot_id.part(first_part + len(written))
@@ -162,16 +162,16 @@ def deletions(keys: Columns) -> Columns:
 
 
 class Sealing:
-    """Makes sealed keys and states of Arrow columns. It travels."""
+    """Converts Arrow columns to sealed keys and states. It is sent to other processes."""
 
     def __init__(
         self,
         config: Config,
         *,
-        record: str | None = None,  # if the columns are its fields
+        record: str | None = None,  # the record type, if the columns are its fields
         nullable: Collection[str] = (),  # columns that may be null
-        hint: Any = None,  # the state's type, where scalars alone would not do
-        records: Sequence[type] = (),  # and the types that it may hold
+        hint: Any = None,  # the state's type, if it is not only scalars
+        records: Sequence[type] = (),  # the record types that it may hold
         ttl_from_us: int | None = None,
     ) -> None:
         self.config, self.record, self.nullable = config, record, nullable
@@ -191,7 +191,7 @@ class Sealing:
         return split_keys(column.to_pylist())
 
     def states(self, columns: Mapping[str, pa.Array], key: Callable[[int], Any]) -> Columns:
-        """`key` tells which one a row has, for errors."""
+        """`key` returns the key of a row, for error messages."""
         for name, column in columns.items():
             if column.null_count and name not in self.nullable:
                 at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -222,7 +222,7 @@ class Sealing:
         return split(self._sealed("the state", rows, key))
 
     def _packed(self, values: dict[str, list[Any]], key: Callable[[int], Any]) -> pa.Array:
-        """Records whose fields are all scalars: as `Values` seals them, without making one."""
+        """Records whose fields are all scalars: encoded as `Values` seals them, without creating the objects."""
         names = {f"f{at}": name for at, name in enumerate(values)}
         row = msgspec.defstruct("Row", list(names), rename=names)
         encode = msgspec.msgpack.Encoder().encode
@@ -264,7 +264,7 @@ def values_of(column: pa.Array) -> list[Any]:
 
 
 def with_tuples(value: Any, type: pa.DataType) -> Any:
-    """A struct of _1, _2 and so on is a tuple: so it is in a table of states, too (see typed.py)."""
+    """A struct of _1, _2 and so on becomes a tuple, as in a table of states (see typed.py)."""
     if value is None:
         return None
     if pa.types.is_list(type):
@@ -278,7 +278,7 @@ def with_tuples(value: Any, type: pa.DataType) -> Any:
 
 
 def is_scalar(hint: Any) -> bool:
-    """Are all values of this type, as a column holds them, sealed as they are?"""
+    """Whether all values of this type are sealed just as a column holds them."""
     return all(each in SCALARS or each is type(None) for each in typing.get_args(hint) or (hint,))
 
 
@@ -288,7 +288,7 @@ def is_scalars(type: pa.DataType) -> bool:
 
 
 def duplicate(keys: Columns) -> Any | None:
-    """A key that stands there twice; None if there is none."""
+    """A key that is there twice; None if there is none."""
     for column in keys.values():
         if not is_distinct(column.drop_null()):
             counts = pc.value_counts(column.drop_null())

@@ -1,12 +1,12 @@
-"""Layers: changes of state as Arrow files, ordered by shard; and several of them folded into one.
+"""Layers: changes of state as Arrow files, ordered by shard; several layers can be folded into one.
 
 Rules:
 1. A row is one entity: `operator`, its key (a column per kind: key_int, key_text, key_packed), its state (likewise) and
    `is_deleted`. Of two rows of an entity the later one counts.
-2. A record batch holds whole shards: one, or some small ones. The file's metadata says which, and the rows of each.
-3. Folding takes the layers in the order given, which is that of the epochs. It goes through the shards, a few at a
-   time: never is more in memory. Deletions are dropped only where nothing lies below.
-4. What is done per entity is done by Arrow and NumPy, which let other threads run meanwhile.
+2. A record batch holds whole shards: one, or several small ones. The file's metadata says which, and the rows of each.
+3. Folding takes the layers in the order given, which is that of the epochs. It reads a few shards at a time, and never
+   holds more in memory. Deletions are dropped only if there is no layer below.
+4. Work per entity is done by Arrow and NumPy, which release the GIL.
 
 Never here: names, manifests, stores, when to fold.
 """
@@ -27,22 +27,22 @@ from headrace.core.program import MISSING
 from headrace.durability.columns import Columns, join, packed, split, split_keys
 from headrace.wire.messages import Entities
 
-Shards = Callable[[str, Any], Sequence[int]]  # of an operator's keys: a list, or an array where all are of 64 bits
+Shards = Callable[[str, Any], Sequence[int]]  # (operator, keys) -> shards; keys are a list, or an array of 64-bit ints
 Tables = dict[str, dict[Any, Any]]
-Changes = Entities | Tables  # by operator and key, they are quicker to encode
+Changes = Entities | Tables  # tables are faster to encode
 Counts = list[tuple[int, int]]  # shards in ascending order, and how many rows each has
 
 OPERATOR, DELETED, ROW = "operator", "is_deleted", "row"
-KEY, STATE = "key_", "state_"  # and the kind
+KEY, STATE = "key_", "state_"  # prefixes, followed by the kind
 SHARDS = b"headrace.shards"  # in the file's metadata: the counts of each batch
-BATCH_ROWS = 8192  # shards that have fewer share a batch
-FOLD_ROWS, FOLD_BYTES = 1 << 17, 8 << 20  # shards are folded together while they have no more, compressed
-THREADS_BYTES_MIN = 1 << 20  # smaller files are read sooner by one thread
+BATCH_ROWS = 8192  # shards with fewer rows share a batch
+FOLD_ROWS, FOLD_BYTES = 1 << 17, 8 << 20  # limits of shards that are folded together; compressed bytes
+THREADS_BYTES_MIN = 1 << 20  # smaller files are read faster by one thread
 DELETION = packed(MISSING)
 
 
 class ShardedRows(NamedTuple):
-    """Rows ordered by shard, in one piece."""
+    """Rows ordered by shard, as one table."""
 
     table: pa.Table
     counts: Counts
@@ -56,7 +56,7 @@ class LayerPart(NamedTuple):
 
     @property
     def shards(self) -> tuple[int, int]:
-        """The first and the last."""
+        """The first and the last shard."""
         return self.counts[0][0], self.counts[-1][0]
 
     @property
@@ -68,7 +68,7 @@ class LayerPart(NamedTuple):
 
 
 def rows_of(delta: Changes, shards: Shards) -> ShardedRows:
-    """The changes of one snapshot. Nothing of `delta` is looked at later."""
+    """The rows of one snapshot's changes. `delta` is not used after this returns."""
     tables, shard_arrays = [], []
     for operator, keys, states in by_operator(delta):
         columns = split_keys(keys)
@@ -114,7 +114,7 @@ def table_of(operator: str, keys: Columns, states: Columns) -> pa.Table:
 
 
 def ordered(tables: list[pa.Table], shard_arrays: list[Any]) -> ShardedRows:
-    """All rows by shard; those of one shard in the order they had."""
+    """All rows sorted by shard; the sort is stable."""
     table, row_shards = concat_tables(tables), np.concatenate([np.zeros(0, np.int64), *shard_arrays])
     if not len(row_shards):
         return ShardedRows(table, [])
@@ -124,12 +124,12 @@ def ordered(tables: list[pa.Table], shard_arrays: list[Any]) -> ShardedRows:
 
 
 def by_shard(row_shards: Any) -> Any:
-    """The places of rows in the order of their shards. In the smallest type, which NumPy sorts by its digits."""
+    """The indices of rows in the order of their shards. Uses the smallest type: NumPy radix-sorts small ints."""
     return np.argsort(row_shards.astype(np.min_scalar_type(int(row_shards.max()))), kind="stable")
 
 
 def concat_tables(tables: list[pa.Table]) -> pa.Table:
-    """One after the other, in one piece; a column that one of them lacks is null there."""
+    """Joins the tables into one, without chunks; a column that a table lacks is null there."""
     if not tables:
         return pa.table({})
     if len(tables) == 1:
@@ -155,7 +155,7 @@ def parts(pieces: Iterable[ShardedRows], part_bytes: int) -> Iterator[LayerPart]
 
 
 def batches_of(rows: ShardedRows) -> Iterator[ShardedRows]:
-    """Cut between shards, not too small."""
+    """Splits the rows between shards into batches that are not too small."""
     first, total = 0, 0
     counts: Counts = []
     for shard, count in rows.counts:
@@ -183,7 +183,7 @@ def file_of(batches: list[ShardedRows]) -> LayerPart:
 
 
 class LayerFile:
-    """A file of a layer, opened: its rows shard by shard, in ascending order."""
+    """An opened file of a layer: its rows shard by shard, in ascending order."""
 
     def __init__(self, data: bytes) -> None:
         self.reader = pa.ipc.open_file(pa.BufferReader(data), options=pa.ipc.IpcReadOptions(use_threads=False))
@@ -191,7 +191,7 @@ class LayerFile:
         assert len(self.batches) == self.reader.num_record_batches
 
     def rows(self, first: int, last: int) -> Iterator[ShardedRows]:
-        """Of the shards from the first to the last."""
+        """The rows of the shards from the first to the last."""
         for i, counts in enumerate(self.batches):
             mine = [(shard, count) for shard, count in counts if first <= shard <= last]
             if not mine:
@@ -208,7 +208,7 @@ def read_whole(data: bytes) -> pa.Table:
 
 
 def apply(data: bytes, tables: Tables) -> None:
-    """Lay a file over the state below it."""
+    """Applies a file to the state of the layers below it."""
     for operator, rows in operators_of(read_whole(data)):
         keys, states = join(columns_of(rows, KEY)), join(columns_of(rows, STATE))
         table = tables.setdefault(operator, {})
@@ -244,7 +244,7 @@ def single_array(table: pa.Table, name: str) -> pa.Array:
 
 
 def fold(layers: list[ShardedRows], is_base: bool) -> ShardedRows:
-    """Rows of some shards, of all layers in the order of their epochs, as one layer: an entity's last row counts."""
+    """Merges the rows of some shards, from all layers in the order of their epochs: an entity's last row counts."""
     table = concat_tables([rows.table for rows in layers])
     row_shards = np.concatenate([np.repeat(*np.array(rows.counts, np.int64).T) for rows in layers])
     keys = {name: table.column(name) for name in table.column_names if name.startswith(KEY)}
@@ -257,7 +257,7 @@ def fold(layers: list[ShardedRows], is_base: bool) -> ShardedRows:
 
 
 class LayerSource:
-    """A file to be folded: read when the first of its shards comes, and let go after the last."""
+    """A file to be folded: read when its first shard is needed, and released after its last."""
 
     def __init__(self, fetch: Callable[[], bytes], size: int, rows: int, shards: tuple[int, int]) -> None:
         self.fetch, self.size, self.count, self.shards = fetch, size, rows, shards
@@ -272,7 +272,7 @@ class LayerSource:
 
 
 def fold_all(layers: Sequence[Sequence[LayerSource]], is_base: bool) -> Iterator[ShardedRows]:
-    """All shards, some at a time. Per layer its files; the layers in the order of their epochs."""
+    """Folds all shards, some at a time. `layers` has the files of each layer, in the order of their epochs."""
     for first, last in stretches([source for layer in layers for source in layer]):
         pieces = [rows for layer in layers for source in layer for rows in source.rows(first, last)]
         if pieces:
@@ -280,8 +280,8 @@ def fold_all(layers: Sequence[Sequence[LayerSource]], is_base: bool) -> Iterator
 
 
 def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
-    """Shards to be folded together, first and last: as many as stay within the limits, and one at least. A file's rows
-    are thought to be spread evenly over its shards, as a hash does."""
+    """Ranges of shards to fold together, first and last: as many as fit the limits, but at least one. Assumes that a
+    file's rows are spread evenly over its shards, as by a hash."""
     weights: dict[int, float] = {}
     for source in sources:
         first, last = source.shards
@@ -300,7 +300,8 @@ def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
 
 
 def resharded(files: Iterable[bytes], shards: Shards) -> ShardedRows:
-    """A layer that was written by other shards, by these. All of it is in memory: code does not change often."""
+    """Sorts a layer that was written with another sharding by these shards. All of it is in memory: code rarely
+    changes."""
     tables, shard_arrays = [], []
     for data in files:
         for operator, rows in operators_of(read_whole(data)):

@@ -1,15 +1,15 @@
-"""Manifests: what a snapshot consists of. It is there once its manifest is, and complete or not there at all.
+"""Manifests: what a snapshot consists of. A snapshot exists once its manifest does: it is complete or not there at all.
 
     snapshots/<epoch>-<term>-<number>.json     the manifest: written last, created and never replaced
     state/<epoch>-<term>-<number>-<part>.arrow the objects it names: one per part of a layer
-    state/<epoch>-<term>-<number>-meta.zst     all else that the next epoch depends on, where it is large
+    state/<epoch>-<term>-<number>-meta.zst     all else that the next epoch depends on, if it is large
 
 Rules:
 1. Names hold the writer's term, so that two writers never write the same object.
 2. Of two manifests the one with the higher term is newer, then the one with the higher epoch, then the higher number:
-   what a writer that was superseded still writes is older than all that its successor has written.
-3. A manifest has a checksum of itself, and sizes and checksums of its objects. One that cannot be read was never
-   finished if its writer wrote none after it.
+   what a superseded writer still writes is older than all that its successor has written.
+3. A manifest has its own checksum, and the sizes and checksums of its objects. An unreadable manifest was never
+   finished if its writer wrote no later one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ META_INLINE_BYTES_MAX = 16 << 10
 
 
 class SnapshotId(NamedTuple):
-    """What the name of a manifest or object says, in the order that makes one newer than another."""
+    """The parts of a manifest's or object's name; newer snapshots compare as greater."""
 
     term: int
     epoch: int
@@ -54,7 +54,7 @@ class SnapshotId(NamedTuple):
 
 
 def parse_snapshot_id(name: str) -> SnapshotId | None:
-    """Of a manifest or an object; None if it is neither."""
+    """The id in the name of a manifest or object; None if it is neither."""
     match = NAME.fullmatch(name) or OBJECT_NAME.fullmatch(name)
     if match is None:
         return None
@@ -69,14 +69,14 @@ class Stored(msgspec.Struct, frozen=True):
     bytes: int
     crc32: int
     rows: int = 0
-    shards: tuple[int, int] = (0, 0)  # the first and the last that it has rows of
+    shards: tuple[int, int] = (0, 0)  # the first and the last shard in it
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Changes, up to and with those of an epoch; over all layers before it."""
+    """The changes up to and including an epoch, applied over all earlier layers."""
 
     epoch: int
-    sharding: str  # layers that have it in common have the same entities in the same shards
+    sharding: str  # layers with the same sharding have an entity in the same shard
     objects: tuple[Stored, ...]
 
     @property
@@ -85,7 +85,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A manifest, as it stands in the store."""
+    """A manifest, as it is stored."""
 
     format: int
     identity: dict[str, Any]
@@ -94,7 +94,7 @@ class Body(msgspec.Struct, frozen=True):
     number: int
     position: int
     fingerprint: str
-    layers: tuple[Layer, ...]  # the base, then what changed, in the order of the epochs
+    layers: tuple[Layer, ...]  # the base, then changes in the order of the epochs
     meta: bytes | Stored  # msgpack
 
     def objects(self) -> list[Stored]:
@@ -103,7 +103,7 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class Manifest:
-    """One of a store's. If it is not complete, `trouble` says why, and there is nothing but its place."""
+    """A manifest in a store. If it is not complete, `trouble` says why, and only its id is known."""
 
     def __init__(self, store: Store, snapshot_id: SnapshotId, body: Body | None, trouble: str = "") -> None:
         self.store, self.snapshot_id, self.trouble = store, snapshot_id, trouble
@@ -126,7 +126,7 @@ class Manifest:
 
     @property
     def position(self) -> int:
-        """The first record of the log that is not in it."""
+        """The first record of the log that the snapshot does not cover."""
         return self.body.position
 
     @property
@@ -147,7 +147,7 @@ class Manifest:
 
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
-        """Read from the store where it is large."""
+        """Read from its own object if it is large."""
         meta = self.body.meta
         data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.snapshot_id, meta))
         decoded: dict[str, Any] = msgspec.msgpack.decode(data)
@@ -171,7 +171,7 @@ def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
         return "its checksum is wrong"
     try:
         body = msgspec.json.decode(frame[2], type=Body)
-    except msgspec.DecodeError as error:  # of a format to come
+    except msgspec.DecodeError as error:  # of a newer format
         return f"it cannot be read: {error}"
     if SnapshotId(body.term, body.epoch, body.number) != snapshot_id:
         return f"it belongs to epoch {body.epoch} of term {body.term}"
@@ -179,7 +179,7 @@ def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
 
 
 def read_manifest(store: Store, snapshot_id: SnapshotId) -> Manifest:
-    """Once more if it seems broken: reading may fail as well. ObjectMissing if it is gone."""
+    """Reads it twice if it seems broken: the read itself may have failed. ObjectMissing if it is gone."""
     trouble = ""
     for _ in range(2):
         found = decode(store.get(snapshot_id.manifest()), snapshot_id)
@@ -199,7 +199,7 @@ def decompressed(data: bytes) -> bytes:
 
 
 def read(store: Store, snapshot_id: SnapshotId, stored: Stored) -> bytes:
-    """An object of the manifest at this place, as it was written."""
+    """An object of this snapshot, verified by its size and checksum."""
     trouble = ""
     for _ in range(2):
         try:

@@ -1,16 +1,16 @@
-"""Snapshots: the state at the end of an epoch, made durable at a cost that follows what changed.
+"""Snapshots: the state at the end of an epoch, made durable at a cost proportional to what changed.
 
-A snapshot is a manifest that names layers: a base, and over it what changed, epoch by epoch. Saving adds a layer;
-compacting folds the last ones into one.
+A snapshot is a manifest that names layers: a base, and over it the changes, epoch by epoch. Saving adds a layer;
+compaction folds the last ones into one.
 
 Rules:
-1. Objects first, then the manifest that names them; each is created in one go, and none is ever replaced. Until the
-   manifest is there, nothing has happened.
-2. Everything is encoded when `save` returns: it keeps nothing of the snapshot it was given.
-3. The layers are folded from the first one on that does not outweigh all that follow it. So what is written again ends
-   up in a layer that has at least doubled: that happens a logarithmic number of times, and there are as many layers.
-4. A complete manifest with an object that is missing or broken is an error, never a reason to take an older one: the
-   caller decides that, who knows how far back the log reaches.
+1. Objects are written first, then the manifest that names them; each is created atomically and never replaced. Until
+   the manifest is there, the snapshot does not exist.
+2. Everything is encoded when `save` returns: it keeps no reference to the snapshot it was given.
+3. Layers are folded from the first one that is not larger than all that follow it. So rewritten data ends up in a layer
+   of at least twice the size: this happens a logarithmic number of times, and there are as many layers.
+4. A complete manifest with a missing or broken object is an error, never a reason to use an older one: only the caller
+   knows how far back the log reaches, and decides.
 
 One thread may save while another compacts.
 """
@@ -58,17 +58,17 @@ from headrace.durability.snapshots.manifests import (
 from headrace.durability.store import Store
 from headrace.errors import Fenced, ObjectMissing, SnapshotBroken, StoreError, WrongStore
 
-TRIES_MAX = 5  # to load, while somebody retires what is about to be loaded
+TRIES_MAX = 5  # to load, while snapshots are being retired
 
 
 class Loaded(NamedTuple):
     manifest: Manifest
-    tables: Tables  # operator -> key -> sealed; only operators that have state
+    tables: Tables  # operator -> key -> sealed state; only operators that have state
 
 
 class Snapshots:
-    """Those of one store. `identity` says whose they are, and is compared; `shards` gives the shards of an operator's
-    keys, which are less than `shard_count`. What is saved continues what was loaded before the first save."""
+    """The snapshots of one store. `identity` must be that of the store's snapshots; `shards` returns the shards of an
+    operator's keys, all below `shard_count`. What is saved continues what was loaded before the first save."""
 
     def __init__(
         self,
@@ -84,18 +84,18 @@ class Snapshots:
         self.store, self.shards, self.shard_count = store, shards, shard_count
         self.identity = msgspec.json.decode(msgspec.json.encode(identity), type=dict[str, Any])
         self.fold_ratio, self.fold_layers_min, self.part_bytes = fold_ratio, fold_layers_min, part_bytes
-        self._last: Manifest | None = None  # what the next one continues
-        self._has_loaded = False  # somebody has loaded, and perhaps found nothing
-        self._term: int | None = None  # in which this one has written, and the last number it has used there
+        self._last: Manifest | None = None  # what the next snapshot continues
+        self._has_loaded = False  # `load` was called; perhaps it found nothing
+        self._term: int | None = None  # the term this object has written in; `_number` is the last number used there
         self._number = 0
         self._known: dict[SnapshotId, Manifest] = {}  # complete ones; a manifest never changes
-        self._unpublished: set[str] = set()  # objects that were written, and no manifest names yet
+        self._unpublished: set[str] = set()  # objects that were written, and that no manifest names yet
         self._lock = threading.Lock()
 
     # --- saving ---
 
     def save(self, snapshot: Snapshot, term: int, fingerprint: str) -> Manifest:
-        """Durable when it returns. What it raises has changed nothing: the next one must hold its changes too."""
+        """Durable when it returns. If it raises, nothing has changed: the next snapshot must hold these changes too."""
         snapshot_id = self._next_id(term, snapshot.epoch, snapshot.is_full)
         written: list[str] = []
         try:
@@ -114,12 +114,13 @@ class Snapshots:
             self._unpublished.difference_update(written)
 
     def begin(self, manifest: Manifest | None) -> None:
-        """What is saved next continues this one, as if it had been loaded: for who does not need its state."""
+        """Makes the next save continue this snapshot, as if it had been loaded, for callers that do not need its
+        state."""
         with self._lock:
             self._has_loaded, self._last = True, manifest
 
     def new_snapshot_id(self, term: int, epoch: int) -> SnapshotId:
-        """Where somebody else may write parts of layers, to be laid over what was published last."""
+        """A new id under which other processes may write parts of layers, to pass to `add_layers`."""
         return self._next_id(term, epoch, False)
 
     def add_layers(
@@ -130,7 +131,7 @@ class Snapshots:
         objects: list[tuple[Stored, ...]],
         meta: dict[str, Any],
     ) -> Manifest:
-        """A manifest with these layers over the last one's. Their objects are at this place, and durable."""
+        """Publishes a manifest with these layers over the last one's. Their objects have this id and are durable."""
         written: list[str] = []
         try:
             kept = self._write_meta(snapshot_id, meta, written)
@@ -143,7 +144,7 @@ class Snapshots:
             self._unpublished.difference_update(written)
 
     def _next_id(self, term: int, epoch: int, is_full: bool) -> SnapshotId:
-        """Where this attempt's objects go. Its manifest gets a number of its own."""
+        """The id for this attempt's objects. Its manifest gets a number of its own."""
         with self._lock:
             last = self._last.snapshot_id if self._last is not None else None
             if term != self._term:
@@ -176,7 +177,7 @@ class Snapshots:
             return SnapshotId(term, epoch, self._number)
 
     def _sharding(self, fingerprint: str) -> str:
-        """Other code may partition by something else."""
+        """Depends on the code, as other code may have another `partition_by`."""
         return f"{self.shard_count}/{fingerprint}"
 
     def _write_layer(
@@ -203,14 +204,14 @@ class Snapshots:
         self._create(name, data)
 
     def _create(self, name: str, data: bytes) -> None:
-        """What is there already comes from an attempt whose answer got lost, or from somebody who has this term too."""
+        """An existing object is from our own attempt whose answer got lost, or from another writer with this term."""
         if not self.store.create(name, data) and self.store.get(name) != data:
             raise Fenced(f"{name} is in {self.store.url} already: another coordinator has term {self._term}")
 
     def _publish(
         self, term: int, epoch: int, position: int, fingerprint: str, layers: tuple[Layer, ...], meta: bytes | Stored
     ) -> Manifest:
-        """Under the lock: who publishes continues what was published last, and is newer."""
+        """Called under the lock: each manifest continues the last published one, and is newer."""
         self._number += 1
         snapshot_id = SnapshotId(term, epoch, self._number)
         body = Body(FORMAT, self.identity, epoch, term, snapshot_id.number, position, fingerprint, layers, meta)
@@ -221,21 +222,21 @@ class Snapshots:
     # --- what there is ---
 
     def manifests(self) -> list[Manifest]:
-        """All of them, oldest first, the unfinished ones too."""
+        """All manifests, oldest first, including unfinished ones."""
         found = []
         for snapshot_id in self._ids():
             manifest = self._known.get(snapshot_id)
             if manifest is None:
                 try:
                     manifest = read_manifest(self.store, snapshot_id)
-                except ObjectMissing:  # somebody else has just retired it
+                except ObjectMissing:  # it has just been retired
                     continue
             found.append(manifest)
         self._known = {manifest.snapshot_id: manifest for manifest in found if manifest.is_complete}
         return found
 
     def newest(self) -> Manifest | None:
-        """The one whose state is that of the store, but for what the log has after it."""
+        """The manifest whose state is the current one, up to what the log has after it."""
         complete = (each for each in self.manifests() if each.is_complete)
         return max(complete, key=lambda each: each.snapshot_id, default=None)
 
@@ -246,7 +247,7 @@ class Snapshots:
     # --- loading ---
 
     def load(self, epoch: int | None = None) -> Loaded | None:
-        """The newest one, at most of this epoch; None if the store has none at all. Other trouble is an error."""
+        """Loads the newest snapshot, at most of this epoch; None if the store has none. Anything else is an error."""
         for _ in range(TRIES_MAX):
             manifest = self._choose(epoch)
             if manifest is None:
@@ -257,7 +258,7 @@ class Snapshots:
             except SnapshotBroken:
                 if self.store.exists(manifest.name):
                     raise
-                continue  # it has just been retired, and a newer one is there
+                continue  # it has just been retired: there is a newer one
             with self._lock:
                 self._has_loaded = True
                 if self._term is None:
@@ -320,7 +321,7 @@ class Snapshots:
     # --- compaction ---
 
     def compact(self, term: int, fingerprint: str) -> Manifest | None:
-        """Fold the last layers into one, if it is time: a new manifest of the same epoch. None if it is not."""
+        """Folds the last layers into one and publishes a manifest of the same epoch. None if there is no need to."""
         last = self._last
         if last is None:
             return None
@@ -337,7 +338,7 @@ class Snapshots:
             layer = self._write_layer(snapshot_id, files, sharding, written)
             with self._lock:
                 now = self._last
-                if now is None or now.layers[: len(layers)] != layers:  # a full one came meanwhile
+                if now is None or now.layers[: len(layers)] != layers:  # a full snapshot was saved meanwhile
                     return None
                 folded = (*layers[:first], *([layer] if layer.objects else ()), *now.layers[len(layers) :])
                 body = now.body
@@ -360,13 +361,13 @@ class Snapshots:
     # --- retirement ---
 
     def retire(self, keep: Manifest) -> list[str]:
-        """Names that neither this manifest nor a newer one needs. To be deleted in this order, manifests first: what
-        is left if that is cut short is still complete, or not there."""
+        """The names that neither this manifest nor a newer one needs. Delete them in this order, manifests first: if
+        that is interrupted, each snapshot is still complete, or not there."""
         objects = self.store.list(OBJECTS)
-        being_written = set(self._unpublished)  # in this order: what is named from now on, the manifests say
+        being_written = set(self._unpublished)  # before the manifests: what is published later is in them
         manifests = self.manifests()
         kept = [keep, *(each for each in manifests if each.is_complete and each.snapshot_id > keep.snapshot_id)]
-        if self._last is not None:  # the next one builds upon it, even if a newer one is there whose answer got lost
+        if self._last is not None:  # the next one continues it, even if there is a newer one whose answer got lost
             kept.append(self._last)
         needed = {stored.name for each in kept for stored in each.body.objects()} | being_written
         names = [each.name for each in manifests if each.snapshot_id < keep.snapshot_id]
@@ -378,7 +379,7 @@ class Snapshots:
 
 
 def first_to_fold(weights: list[int], ratio: float) -> int:
-    """The first that weighs at most `ratio` times all that follow it."""
+    """The first layer that weighs at most `ratio` times all that follow it."""
     first, total = len(weights), 0
     for i in reversed(range(len(weights))):
         if weights[i] <= ratio * total:
