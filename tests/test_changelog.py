@@ -24,8 +24,8 @@ from headrace.durability.log.changelog import (
     ChangeWriter,
     EpochChanges,
     Streams,
+    changes_to_columns,
     columns_of,
-    lay_out,
     pack,
 )
 from headrace.durability.log.log import Log
@@ -294,7 +294,7 @@ def test_an_operator_that_was_loaded_begins_behind_the_load() -> None:
     writer.kept = 5
     again = ChangeWriter(memory(), 1, 1 << 20)
     again._newest, again.kept = (
-        EpochChanges(pack(Streams(), lay_out(ChangesHeader(5, 0, 1, dict(writer.since), []), {}))),
+        EpochChanges(pack(Streams(), changes_to_columns(ChangesHeader(5, 0, 1, dict(writer.since), []), {}))),
         5,
     )
     again.start(5, 0, ["stock", "price"], {"stock": 1})
@@ -488,7 +488,7 @@ def test_a_record_is_read_as_it_was_written_in_order_and_without_what_is_the_sam
     )
     shuffled = random.Random(len(rows)).sample(list(rows), len(rows))
     changed = OperatorChanges(shuffled, [rows[key][0] for key in shuffled], [rows[key][1] for key in shuffled])
-    read = EpochChanges(pack(Streams(), lay_out(ChangesHeader(3, 17, 1, {"x": 1}, []), {"x": changed})))
+    read = EpochChanges(pack(Streams(), changes_to_columns(ChangesHeader(3, 17, 1, {"x": 1}, []), {"x": changed})))
     assert (read.epoch, read.closed_us, read.begin, read.since) == (3, 17, 1, {"x": 1})
     found = read.of("x")
     if not expected:
@@ -514,7 +514,9 @@ def test_operators_stand_in_the_order_of_their_names() -> None:
     changes = EpochChanges(
         pack(
             Streams(),
-            lay_out(ChangesHeader(1, 0, 1, {}, []), {"b": one, "c": OperatorChanges([1], [1], [1]), "a": one}),
+            changes_to_columns(
+                ChangesHeader(1, 0, 1, {}, []), {"b": one, "c": OperatorChanges([1], [1], [1]), "a": one}
+            ),
         )
     )
     assert changes.operators == ["a", "b"]

@@ -546,12 +546,14 @@ def test_b8_compaction_goes_by_epoch_and_not_by_name() -> None:
     for epoch in range(1, 25):
         hand.run(f"batch{epoch}", [(put, "a", epoch), (put, f"b{epoch % 3}", epoch)])
         hand.take_snapshot()
-        assert hand.opened.snapshots.compact(hand.opened.log.term, hand.opened.fingerprint) is None, "done by now"
+        assert hand.opened_store.snapshots.compact(hand.opened_store.log.term, hand.opened_store.fingerprint) is None, (
+            "done by now"
+        )
         again = Hand(after_power_loss(store), app)
         assert not again.core.backlog, "nothing is replayed"
         assert again.state()["thing", "a"] == epoch
         assert again.state()["thing", f"b{epoch % 3}"] == epoch
-    assert hand.opened.snapshots.manifests()[-1].layers[0].epoch > 1, "some were folded"
+    assert hand.opened_store.snapshots.manifests()[-1].layers[0].epoch > 1, "some were folded"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -597,7 +599,7 @@ def test_b11_nothing_is_acknowledged_before_it_is_synced_and_b12_nobody_waits_fo
             time.sleep(0.001)
         assert not first.done()
         assert not second.done()
-        assert store.store.disk.worst().files.keys() == store.store.disk.files.keys()
+        assert store.store.disk.after_worst_power_loss().files.keys() == store.store.disk.files.keys()
         store.go.set()
         assert [future.result(30).results for future in (first, second)] == [[1], [2]]
         assert runtime.state("thing") == {"n": 2}

@@ -72,7 +72,7 @@ def crash(runtime: Runtime) -> None:
     does in other threads meanwhile, deletions above all, is in the copy as a whole or not at all."""
     keeper = runtime._keeper
     assert keeper is not None
-    epochs, folder = runtime.metrics()["epochs"], Path(keeper.desk.opened.store.url)
+    epochs, folder = runtime.metrics()["epochs"], Path(keeper.store_work.opened_store.store.url)
     eventually(lambda: bounds(DirectoryStore(folder), "replies")[1] >= epochs)
     copy = Path(tempfile.mkdtemp(dir=folder.parent)) / "copy"
     eventually(lambda: is_copied(folder, copy))

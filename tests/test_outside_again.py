@@ -65,7 +65,7 @@ class Story:
 
             def _apply(self, node: int, effects: list[Any]) -> None:
                 if self.is_new:  # what was not durable is not there
-                    self.is_new, last = False, self.opened.log.last
+                    self.is_new, last = False, self.opened_store.log.last
                     story.records = {number: each for number, each in story.records.items() if number <= last}
                 story.records |= {each.number: each.record for each in effects if isinstance(each, Append)}
                 super()._apply(node, effects)
@@ -94,7 +94,7 @@ class Story:
         def logged(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | None]:
             return values.unseal(given[call].result), given[call].failure
 
-        oracle = Oracle(values, app=outside.app, seed=hand.opened.seed, respond=logged)
+        oracle = Oracle(values, app=outside.app, seed=hand.opened_store.seed, respond=logged)
         epochs = [each for _, each in sorted(self.records.items()) if isinstance(each, Epoch)]
         assert [epoch.number for epoch in epochs] == list(range(1, len(epochs) + 1))
         for epoch in epochs:

@@ -222,7 +222,7 @@ def test_what_aborted_when_it_fired_is_not_fired_again_by_the_next_engine() -> N
     hand.run("a", [(set_failing, "k", "a")])  # which lets ten seconds pass, with a snapshot before and one after
     assert hand.core.aborted == 1
     kept = []
-    for manifest in hand.opened.snapshots.manifests():
+    for manifest in hand.opened_store.snapshots.manifests():
         again = Hand(store, clocks)
         kept.append(manifest.epoch)
         assert (again.state(), again.core.aborted) == ({}, 1)

@@ -75,9 +75,9 @@ class WatchedRuntime(Runtime):
         self.rows_final = 0
         super().__init__(ycsb.app, config, store=store)
         assert self._keeper is not None
-        desk = self._keeper.desk
-        self._lay_out, self._keep = desk.lay_out, desk.keep
-        desk.lay_out, desk.keep = self._note_final, self._note_kept  # type: ignore[method-assign,assignment]
+        store_work = self._keeper.store_work
+        self._prepare, self._keep = store_work.prepare, store_work.keep
+        store_work.prepare, store_work.keep = self._note_final, self._note_kept  # type: ignore[method-assign,assignment]
 
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
         if batch.source is not None:
@@ -92,12 +92,12 @@ class WatchedRuntime(Runtime):
                     batch = int(str(piece.ids).rpartition("/")[2])
                     self.runs.append(BatchRun(epoch.number, batch, piece.start, piece.size))
                     self.rows_final += piece.size
-        self._lay_out(epoch, *more)
+        self._prepare(epoch, *more)
 
     def _note_kept(self, epochs: list[Any], *more: Any) -> None:
         self._keep(epochs, *more)
         assert self._keeper is not None
-        self.kept.append((self._keeper.desk.kept, time.time()))
+        self.kept.append((self._keeper.store_work.kept, time.time()))
 
 
 class MicroBatch(NamedTuple):

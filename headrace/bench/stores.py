@@ -86,7 +86,7 @@ def file_system(path: Path) -> str:
 def wait_until_kept(runtime: Driver) -> None:
     """Everything was answered: until the replies are in the store, too."""
     keeper, last = runtime._keeper, runtime.engine.sequencing.open.number - 1
-    while keeper is not None and keeper.desk.kept < last:
+    while keeper is not None and keeper.store_work.kept < last:
         runtime._check_alive()
         time.sleep(0.000_5)
 

@@ -45,12 +45,12 @@ def chaos(
     options = ["--workers", str(workers), *([] if store is None else ["--store", store])]
     servers = Servers(folder, options)
     traffic = ClientPool(servers.addresses)
-    place = None if store is None else open_store(store)
-    nemesis = Killer(servers, traffic, random.Random(seed), place, seconds < SHORT_S)
+    store_opened = None if store is None else open_store(store)
+    killer = Killer(servers, traffic, random.Random(seed), store_opened, seconds < SHORT_S)
     clients = [kind(traffic, f"client{n}", f"{seed} {n}") for n, kind in enumerate(CLIENTS)]
     with ended_by_signals():
         try:
-            verdict = torture(seconds, servers, traffic, nemesis, clients, say)
+            verdict = run_under_faults(seconds, servers, traffic, killer, clients, say)
         finally:
             traffic.is_over.set()
             traffic.give_up.set()
@@ -58,13 +58,13 @@ def chaos(
             for client in clients:
                 if client.is_alive():
                     client.join(PATIENCE_S)
-    verdict.violations += nemesis.wrong
+    verdict.violations += killer.wrong
     verdict.violations += [f"process {process.pid} is still there" for process in left]
-    return figures(seed, time.monotonic() - began_s, traffic, nemesis, verdict), verdict
+    return figures(seed, time.monotonic() - began_s, traffic, killer, verdict), verdict
 
 
-def torture(
-    seconds: float, servers: Servers, traffic: ClientPool, nemesis: Killer, clients: list[ChaosClient], say: Say
+def run_under_faults(
+    seconds: float, servers: Servers, traffic: ClientPool, killer: Killer, clients: list[ChaosClient], say: Say
 ) -> ChaosVerdict:
     servers.await_service(servers.start())
     for client in clients:
@@ -73,9 +73,9 @@ def torture(
     stuck: list[str] = []
     try:
         while time.monotonic() < until_s:
-            nemesis.step()
-            say(f"{traffic.acknowledged:,} acknowledged, {sum(nemesis.counts.values())} troubles")
-        nemesis.heal()
+            killer.step()
+            say(f"{traffic.acknowledged:,} acknowledged, {sum(killer.counts.values())} troubles")
+        killer.heal()
     except ChaosFailed as error:
         stuck.append(str(error))
     say("healing")
@@ -149,14 +149,14 @@ class Reader:
         return {asked.call[1]: asked.result for asked in wanted}
 
 
-def figures(seed: int, seconds: float, traffic: ClientPool, nemesis: Killer, verdict: ChaosVerdict) -> dict[str, Any]:
+def figures(seed: int, seconds: float, traffic: ClientPool, killer: Killer, verdict: ChaosVerdict) -> dict[str, Any]:
     answered = [asked for asked in traffic.history if asked.answered]
     return {
         "acknowledged": len(answered),
         "aborted": sum(asked.failure is not None for asked in answered),
         "retries": traffic.retries,
         "answered_by_zombies": traffic.from_zombies,
-        **nemesis.figures(),
+        **killer.figures(),
         "lost": len(verdict.lost),
         "duplicated": len(verdict.duplicated),
         "violations": len(verdict.violations),

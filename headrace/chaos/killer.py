@@ -22,11 +22,11 @@ from headrace.durability.log.takeover import highest_term
 from headrace.durability.store import Store
 
 PROGRESS_S_MAX = 30.0  # until somebody is answered again
-CALM_S = (0.2, 1.2)  # between two troubles
+QUIET_S = (0.2, 1.2)  # between two troubles
 PAUSE_S = (0.05, 1.2)
 LONG_PAUSE_S = (5.5, 7.0)  # longer than a silent worker is waited for
-LINGER_S = (0.5, 3.0)  # how long a zombie is awake
-MISCARRIAGE_S = (0.0, 2.5)  # when a coordinator is killed that is just starting
+ZOMBIE_AWAKE_S = (0.5, 3.0)  # how long a zombie is awake
+KILL_WHILE_STARTING_S = (0.0, 2.5)  # when a coordinator is killed that is just starting
 
 
 class Killer:
@@ -51,15 +51,15 @@ class Killer:
         else:
             troubles += [(self.pause_coordinator, 2)]
         self._troubles = [trouble for trouble, weight in troubles for _ in range(weight)]
-        self._bag: list[Callable[[], None]] = []
+        self._upcoming: list[Callable[[], None]] = []
 
     def step(self) -> None:
         """One trouble, and some calm after it."""
-        if not self._bag:  # every kind comes its due number of times, in any order
-            self._bag = self.rng.sample(self._troubles, len(self._troubles))
-        self._replace_the_fallen()
-        self._bag.pop()()
-        self._wait(self.rng.uniform(*CALM_S))
+        if not self._upcoming:  # every kind comes its due number of times, in any order
+            self._upcoming = self.rng.sample(self._troubles, len(self._troubles))
+        self._replace_ended_server()
+        self._upcoming.pop()()
+        self._wait(self.rng.uniform(*QUIET_S))
 
     def heal(self) -> None:
         """No more trouble: all are awake, and one serves."""
@@ -68,7 +68,7 @@ class Killer:
         self._asleep.clear()
         for zombie in list(self.servers.zombies):
             self._bury(zombie)
-        self._replace_the_fallen()
+        self._replace_ended_server()
 
     # --- workers ---
 
@@ -102,7 +102,7 @@ class Killer:
         self.counts["coordinator_kills"] += 1
         successor = self.servers.start()
         if self.rng.random() < 0.3:
-            self._wait(self.rng.uniform(*MISCARRIAGE_S))
+            self._wait(self.rng.uniform(*KILL_WHILE_STARTING_S))
             successor.kill()
             self.counts["coordinator_kills"] += 1
             successor = self.servers.start()
@@ -139,7 +139,7 @@ class Killer:
             self._await_progress(began_ns)
             zombie.process.signal(signal.SIGCONT)
         self.counts["takeovers"] += 1
-        until_s = time.monotonic() + self.rng.uniform(*LINGER_S)
+        until_s = time.monotonic() + self.rng.uniform(*ZOMBIE_AWAKE_S)
         while time.monotonic() < until_s and not zombie.has_ended():
             self._wait(0.05)
         self.counts["zombies_that_ended"] += zombie.has_ended()
@@ -172,18 +172,18 @@ class Killer:
         self.servers.zombies.remove(zombie)
         zombie.kill()
 
-    def _replace_the_fallen(self) -> None:
+    def _replace_ended_server(self) -> None:
         """A server that ended though nobody killed it has something to say."""
         server = self.servers.current
         if server is not None and not server.has_ended():
             return
         self.servers.current = None
         if server is not None:
-            self.wrong.append(f"server {server.number} ended by itself ({server.exit_code}): {server.complaints()}")
+            self.wrong.append(f"server {server.number} ended by itself ({server.exit_code}): {server.last_errors()}")
         self._await_service(self.servers.start())
 
     def _await_service(self, server: Server) -> None:
-        while not server.look():
+        while not server.is_serving():
             self._wait(0.01)
             self.servers.check(server)
         self.servers.current = server

@@ -95,10 +95,10 @@ class Server:
     def __init__(self, number: int, folder: Path, options: list[str]) -> None:
         self.number, self.url = number, ""
         self.began_s = time.monotonic()
-        self._said = folder / f"server-{number}.out"
-        self._complaints = folder / f"server-{number}.err"
+        self._stdout = folder / f"server-{number}.out"
+        self._stderr = folder / f"server-{number}.err"
         command = [sys.executable, "-u", "-c", SCRIPT, "run", TARGET, "--port", "0", *options]
-        with self._said.open("wb") as out, self._complaints.open("wb") as err:
+        with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self._popen = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -112,10 +112,10 @@ class Server:
         self.process = found
         self.known: set[Process] = {found}  # all that were ever seen of it
 
-    def look(self) -> bool:
+    def is_serving(self) -> bool:
         """Does it serve? Once it does, it has an address."""
         if not self.url:
-            found = ADDRESS.search(self._said.read_text(errors="replace"))
+            found = ADDRESS.search(self._stdout.read_text(errors="replace"))
             self.url = found.group() if found else ""
         return bool(self.url)
 
@@ -142,12 +142,12 @@ class Server:
         while any(process.is_alive() for process in self.known) and time.monotonic() < until_s:
             time.sleep(0.005)
 
-    def left_over(self) -> list[Process]:
+    def still_alive(self) -> list[Process]:
         return [process for process in self.known if process.is_alive()]
 
-    def complaints(self) -> str:
+    def last_errors(self) -> str:
         """The last that it said when something was wrong."""
-        return self._complaints.read_text(errors="replace")[-2_000:].strip()
+        return self._stderr.read_text(errors="replace")[-2_000:].strip()
 
 
 class Servers:
@@ -168,15 +168,15 @@ class Servers:
 
     def await_service(self, server: Server) -> None:
         """Until it serves: then it is the current one."""
-        while not server.look():
+        while not server.is_serving():
             self.check(server)
             time.sleep(0.01)
         self.current = server
 
     def check(self, server: Server) -> None:
         """It is still on its way."""
-        if server.has_ended() and not server.look():
-            raise ChaosFailed(f"server {server.number} ended with {server.exit_code}: {server.complaints()}")
+        if server.has_ended() and not server.is_serving():
+            raise ChaosFailed(f"server {server.number} ended with {server.exit_code}: {server.last_errors()}")
         if time.monotonic() - server.began_s > START_S_MAX:
             raise ChaosFailed(f"server {server.number} does not serve after {START_S_MAX:.0f} s")
 
@@ -190,4 +190,4 @@ class Servers:
         self.current = None
         for server in self.all:
             server.kill()
-        return [process for server in self.all for process in server.left_over()]
+        return [process for server in self.all for process in server.still_alive()]

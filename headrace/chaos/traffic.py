@@ -143,12 +143,12 @@ class ChaosClient(threading.Thread, ABC):
         for asked in batch:
             asked.sent = now_ns
         while not self.traffic.give_up.is_set():
-            if any(self._try(url, is_zombie, batch) for url, is_zombie in self._places()):
+            if any(self._try(url, is_zombie, batch) for url, is_zombie in self._addresses()):
                 return
             self.traffic.retries += 1
             time.sleep(PAUSE_S * (0.5 + self.rng.random()))
 
-    def _places(self) -> Iterator[tuple[str, bool]]:
+    def _addresses(self) -> Iterator[tuple[str, bool]]:
         current, zombies = self.traffic.addresses()
         self.connections.keep([*zombies, *([current] if current else [])])
         if zombies and self.rng.random() < ZOMBIE_SHARE:

@@ -31,7 +31,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 def restore_into(target: str, store: str, epoch: int, into: str, as_json: bool) -> None:
     past = StoreReader(store, load(target))
-    made = past.begin_anew(past.replay(epoch), into)
+    made = past.write_new_store(past.replay(epoch), into)
     if as_json:
         print(in_json(made))
         return
@@ -120,7 +120,7 @@ def other_code(past: StoreReader, app: App, replay: Replay) -> list[str]:
     """How the code that logged these epochs differs from what ran them now."""
     mine, found = fingerprint(app), []
     for digest in sorted(replay.codes - {mine.digest}):
-        known = past.print_of(digest)
+        known = past.known_fingerprint(digest)
         found += [f"code {digest} is not known"] if known is None else known.differences(mine)
     return found
 
@@ -180,7 +180,9 @@ def upgrade_store(target: str, store: str, as_json: bool) -> None:
     """A snapshot at the log's end, made by the code that wrote the log."""
     app = load(target)
     past = StoreReader(store, app)
-    newest = max((each for each in past.snapshots.manifests() if each.is_complete), key=lambda m: m.place, default=None)
+    newest = max(
+        (each for each in past.snapshots.manifests() if each.is_complete), key=lambda m: m.snapshot_id, default=None
+    )
     if newest is not None and newest.epoch == past.last_epoch():
         epoch, is_new = newest.epoch, False
     else:

@@ -1,12 +1,12 @@
-"""Columns: lists of keys and of sealed values as Arrow arrays, and back, exactly in value and type.
+"""Columns: converts lists of keys and of sealed values to Arrow arrays and back, exact in value and type.
 
 Rules:
-1. A kind of value has a kind of column: `int` (64 bits), `text`, `float`, and `packed` for all the rest. A list of one
-   kind becomes a plain array of it; a mixed list becomes a struct with one field per kind, where a value stands in
-   exactly one of them and the others are null.
-2. In `packed`, bytes stand as they are, and None, bools and larger ints as their msgpack form. Bytes that could be
-   taken for one of these (or are empty) get the byte 0xC1 in front, which msgpack never uses.
-3. Equal keys have equal cells and unequal ones do not: Arrow's own kernels may compare and group them.
+1. Each kind of value has a kind of column: `int` (64 bits), `text`, `float`, and `packed` for the rest. A list of one
+   kind becomes a plain array; a mixed list becomes a struct with one field per kind, where each value is in exactly one
+   field and the others are null.
+2. In `packed`, bytes are stored as they are, and None, bools and larger ints as msgpack. Bytes that could be mistaken
+   for one of these (or are empty) get the prefix 0xC1, which msgpack never uses.
+3. Equal keys have equal cells and unequal keys do not, so Arrow's own kernels can compare and group them.
 
 Never here: files, stores, what the bytes mean.
 """
@@ -36,20 +36,20 @@ KEY_TYPES = frozenset((int, str, bytes))
 CODES = {type: list(KINDS).index(kind) for type, kind in KIND_OF.items()}
 INT64_MAX = (1 << 63) - 1
 
-TOGETHER = 4096
+INTS_AT_ONCE = 4096
 
 ESCAPE = b"\xc1"
-FIRST_BYTES = (0xC0, 0xC1, 0xC2, 0xC3, 0xCF)  # of None, the escape, False, True, and an int above 63 bits
+FIRST_BYTES = (0xC0, 0xC1, 0xC2, 0xC3, 0xCF)  # None, the escape, False, True, and an int above 63 bits
 
-Columns = dict[str, pa.Array]  # kind -> array; all of one length
+Columns = dict[str, pa.Array]  # kind -> array; all of the same length
 
 
 def keys_to_arrow(keys: list[Key]) -> pa.Array:
-    return together(split_keys(keys))
+    return to_one_array(split_keys(keys))
 
 
 def sealed_to_arrow(values: list[Any]) -> pa.Array:
-    return together(split(values))
+    return to_one_array(split(values))
 
 
 def keys_from_arrow(array: pa.Array) -> list[Key]:
@@ -65,7 +65,7 @@ def sealed_from_arrow(array: pa.Array) -> list[Any]:
     raise BadValue(f"a column of type {array.type} holds neither keys nor sealed values")
 
 
-def together(columns: Columns) -> pa.Array:
+def to_one_array(columns: Columns) -> pa.Array:
     """One array that holds all the columns of a list."""
     if not columns:
         return pa.array([], pa.int64())
@@ -75,7 +75,7 @@ def together(columns: Columns) -> pa.Array:
 
 
 def split_keys(keys: Collection[Key]) -> Columns:
-    """As `split`, for keys: a key's bytes are the user's own, which makes no difference here."""
+    """`split` for keys. A key's bytes are the user's and not a sealed value, which makes no difference here."""
     ints = _ints(keys)
     if ints is not None:
         return {"int": ints}
@@ -88,7 +88,7 @@ def split_keys(keys: Collection[Key]) -> Columns:
 
 
 def split(values: Collection[Any]) -> Columns:
-    """The columns of a list of sealed values: only of the kinds that are there."""
+    """The columns of a list of sealed values: only of the kinds that occur."""
     ints = _ints(values)
     if ints is not None:
         return {"int": ints}
@@ -101,11 +101,12 @@ def split(values: Collection[Any]) -> Columns:
 
 
 def _ints(values: Collection[Any]) -> pa.Array | None:
-    """The column, if all are ints of 64 bits. Some at a time: what was looked at is still near when it is packed."""
+    """The column, or None if not all are 64-bit ints. Works in blocks, so that checked values are still in the CPU
+    cache when they are packed."""
     rest, parts = iter(values), []
     try:
-        while some := list(islice(rest, TOGETHER)):
-            parts.append(struct.pack(f"<{len(some)}q", *msgspec.convert(some, list[int])))  # True is none
+        while some := list(islice(rest, INTS_AT_ONCE)):
+            parts.append(struct.pack(f"<{len(some)}q", *msgspec.convert(some, list[int])))  # True is not an int here
     except (msgspec.ValidationError, struct.error):
         return None
     return pa.Array.from_buffers(KINDS["int"], len(values), [None, pa.py_buffer(b"".join(parts))]) if parts else None
@@ -117,7 +118,7 @@ def _split(values: list[Any], types: set[type]) -> Columns:
         try:
             return {kind: _column(kind, values)}
         except OverflowError:
-            pass  # ints that take all of 64 bits, without a sign: they are packed
+            pass  # unsigned 64-bit ints: they are packed
     codes = np.frombuffer(bytearray(map(CODES.__getitem__, map(type, values))), np.uint8)
     if int in types:
         ints = np.flatnonzero(codes == CODES[int]).tolist()
@@ -133,7 +134,7 @@ def _split(values: list[Any], types: set[type]) -> Columns:
 
 
 def _column(kind: str, values: list[Any]) -> pa.Array:
-    """Values of one kind, all of them there."""
+    """A column of values of one kind, without nulls."""
     if kind == "int":
         return pa.array(np.fromiter(values, np.int64, len(values)))
     if kind != "packed":
@@ -158,7 +159,7 @@ def unpacked(cell: bytes) -> Any:
 
 
 def join(columns: Mapping[str, pa.Array]) -> list[Any]:
-    """The list that was split. Of each row, the one column that has a value counts."""
+    """Reverses `split`: for each row, takes the one column that has a value."""
     if not columns:
         return []
     if len(columns) == 1:
@@ -200,7 +201,7 @@ CELLS: dict[str, Callable[[pa.Array], list[Any]]] = {
 
 
 def _special(array: pa.Array) -> Any:
-    """Where a column of bytes, without nulls, has a cell that is empty or begins like a scalar or with the escape."""
+    """The rows of a bytes column without nulls whose cell is empty, or begins like a scalar or with the escape."""
     offsets, data = offsets_and_data(array)
     if not len(data):
         return np.arange(len(array))
@@ -209,7 +210,7 @@ def _special(array: pa.Array) -> Any:
 
 
 def offsets_and_data(array: pa.Array) -> tuple[Any, Any]:
-    """What a large column of bytes or text is made of: len + 1 offsets, and the bytes they point into."""
+    """The buffers of a large bytes or text column: len + 1 offsets, and the bytes they point into."""
     _, offsets, data = array.buffers()
     at = np.frombuffer(offsets, np.int64, len(array) + 1, array.offset * 8) if len(array) else np.zeros(1, np.int64)
     return at, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)

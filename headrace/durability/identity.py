@@ -1,5 +1,5 @@
-"""Whose a store is: `headrace.json`, written once. A store that is not empty and not ours is refused; one that is ours
-never begins empty."""
+"""The identity of a store: `headrace.json`, written once. A directory or bucket that is not empty and has none is
+refused, so that a store is never started again as an empty one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from headrace.model.fingerprint import Fingerprint
 
 FORMAT = 1
 IDENTITY = "headrace.json"
-CURRENT = "apps/current.json"  # what the app that runs on the store can be asked for, by those who have not its code
+CURRENT = "apps/current.json"  # the functions of the running app, for callers without its code
 
 
 def identity_of(store: Store) -> dict[str, Any] | None:
-    """Whose the store is; None if it is empty."""
+    """The store's identity; None if the store is empty."""
     if not store.exists(IDENTITY):
         others = store.list("")
-        if others and not store.exists(IDENTITY):  # it was not begun by somebody else just now
+        if others and not store.exists(IDENTITY):  # another process has not created it just now
             raise WrongStore(
                 f"{store.url} is not empty and has no {IDENTITY}, so it is no store of Headrace (it has {others[0]}): "
                 "give another place, or restore the file from a backup"
@@ -42,7 +42,7 @@ def identity_of(store: Store) -> dict[str, Any] | None:
 
 
 def read_checked(store: Store, name: str) -> dict[str, Any]:
-    """A JSON object that has its own checksum; read twice before it is called broken. ValueError says why."""
+    """Reads a JSON object with a checksum; reads it twice before it is called broken. ValueError says why."""
     trouble = ""
     for _ in range(2):
         try:
@@ -64,7 +64,7 @@ def checksum_of(value: dict[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
 
 
-def found(
+def create_identity(
     store: Store,
     app: App,
     config: Config,
@@ -72,7 +72,7 @@ def found(
     seed: int | None = None,
     epoch0: int = 0,
 ) -> dict[str, Any]:
-    """Begin a store for this app."""
+    """Creates a store for this app. Returns its identity, which another process may have created first."""
     identity = {
         "format": FORMAT,
         "app": app.name,
@@ -85,8 +85,8 @@ def found(
     return identity_of(store) or identity
 
 
-def print_of(store: Store, digest: str) -> Fingerprint:
-    """What the code with this fingerprint was."""
+def read_fingerprint(store: Store, digest: str) -> Fingerprint:
+    """The fingerprint of the code with this digest."""
     try:
         return Fingerprint.from_plain(read_checked(store, f"apps/{digest}.json"))
     except (ObjectMissing, ValueError) as error:
@@ -97,7 +97,7 @@ def print_of(store: Store, digest: str) -> Fingerprint:
 
 
 def callable_of(app: App) -> dict[str, Any]:
-    """Its functions: how many arguments they take at least and at most (None: any number), and their parameters."""
+    """The app's functions: the least and the most arguments they take (None: any number), and their parameters."""
     found = {}
     for function in app.functions:
         variadic = [each for each in function.parameters if each.kind is each.VAR_POSITIONAL]

@@ -1,11 +1,11 @@
-"""The keeper: carries out what the core wants kept, and tells the core when it is.
+"""The keeper: makes durable what the core asks for, and tells the core when it is done.
 
-    log         what comes together is written and synced together: `Appended`, `Checked`
-    background  replies, then snapshots, compaction and what is not needed any more: `Saved`, `SaveFailed`
+    log         records that are waiting are written and synced as a group: `Appended`, `Checked`
+    background  replies, then snapshots, compaction and deletions: `Saved`, `SaveFailed`
 
-`StoreWork` does the work and returns the news; it has no thread. `Keeper` has one for the log and one for the
-background. A snapshot is written after the replies of its epochs: what it covers is not replayed. If the log or the
-replies fail there is nothing to go on with: the driver is told `Broken`, and stops. A snapshot that fails is only late.
+`StoreWork` does the work and returns events; it has no thread. `Keeper` has one thread for the log and one for the
+background. A snapshot is written after the replies of its epochs, because epochs that it covers are not replayed. If
+the log or the replies fail, the driver gets `Broken` and stops. A snapshot that fails is only late.
 """
 
 from __future__ import annotations
@@ -38,148 +38,148 @@ from headrace.durability.recovery import OpenedStore
 from headrace.errors import StoreError
 
 LOG = logging.getLogger("headrace.durability")
-GROUP_MAX = 1_000  # records, or epochs' replies, written at once
+GROUP_MAX = 1_000  # records, or replies of epochs, written at once
 INTERVAL_S_MAX = 3_600.0  # between two writes of replies
-MARKS_MAX = 64  # of the replies' times, in a snapshot
+MARKS_MAX = 64  # how many times of replies a snapshot holds
 
 
 class PendingRecord(NamedTuple):
     """A record on its way to the log."""
 
     number: int
-    laid: ColumnRecord
+    columns: ColumnRecord
     pack: Callable[[ColumnRecord], bytes]
-    retired: int = 0  # of a record that says so: the epoch below which snapshots are not used any more
+    retired: int = 0  # for a `Retired` record: the epoch below which snapshots are no longer used
 
     @property
     def data(self) -> bytes:
-        return self.pack(self.laid)
+        return self.pack(self.columns)
 
 
 class StoreWork:
-    """All that is done to the store for one engine, a step at a time."""
+    """All work on the store for one engine, a step at a time."""
 
-    def __init__(self, opened: OpenedStore) -> None:
-        self.opened, self.records = opened, opened.records
-        self._replies: dict[int, ColumnRecord] = {}  # of epochs that are on their way
-        self.kept = opened.kept_epoch  # the last epoch whose replies are in the store
-        self.changes = opened.changes
+    def __init__(self, opened_store: OpenedStore) -> None:
+        self.opened_store, self.records = opened_store, opened_store.records
+        self._replies: dict[int, ColumnRecord] = {}  # of epochs that are not written yet
+        self.kept = opened_store.kept_epoch  # the last epoch whose replies are in the store
+        self.changes = opened_store.changes
 
     def encode(self, effect: Append) -> PendingRecord:
-        """To be called when the effect comes: the epoch has not run yet."""
+        """Call this as soon as the effect arrives: the epoch has not run yet."""
         record, records = effect.record, self.records
         retired = record.epoch if isinstance(record, Retired) else 0
         if isinstance(record, Batch) and record.closed is not None:
-            self.opened.segments.note(effect.number, record.closed.source)
-        return PendingRecord(effect.number, records.lay_out(record), records.pack, retired)
+            self.opened_store.segments.note(effect.number, record.closed.source)
+        return PendingRecord(effect.number, records.to_columns(record), records.pack, retired)
 
     def append(self, group: Sequence[PendingRecord | Check]) -> list[StoreEvent]:
-        """Write, sync, and make sure that the log is still ours."""
+        """Writes, syncs, and checks that the log is still ours."""
         records = [item for item in group if isinstance(item, PendingRecord)]
         news: list[StoreEvent] = []
         if not records:
-            self.opened.log.check()
+            self.opened_store.log.check()
         else:
-            last = self.opened.log.append([record.data for record in records])
+            last = self.opened_store.log.append([record.data for record in records])
             assert last == records[-1].number, f"record {records[-1].number} of the core is record {last} of the log"
             news.append(Appended(last))
         return [*news, *(Checked(item.ticket) for item in group if isinstance(item, Check))]
 
-    def lay_out(self, epoch: Epoch, changes: Changes | None = None) -> None:
-        """The first half of `keep`, which may be called by another thread."""
+    def prepare(self, epoch: Epoch, changes: Changes | None = None) -> None:
+        """The first half of `keep`, which another thread may call."""
         if self.changes is not None and changes is not None:
-            self.changes.lay_out(epoch, changes)
+            self.changes.prepare(epoch, changes)
         if epoch.number > self.kept and epoch.number not in self._replies:
-            self._replies[epoch.number] = self.records.lay_out_replies(epoch)
+            self._replies[epoch.number] = self.records.replies_to_columns(epoch)
 
     def keep(self, epochs: list[Epoch]) -> None:
-        """The replies of final epochs, in their order, and what was laid out of their changes; what is in the store
-        already is not written again."""
+        """Writes the replies of final epochs, in order, and their prepared changes. What is in the store already is not
+        written again."""
         fresh = [epoch for epoch in epochs if epoch.number > self.kept]
         if fresh:
             assert fresh[0].number == self.kept + 1, f"replies of epoch {fresh[0].number} after those of {self.kept}"
             for epoch in fresh:
-                self.lay_out(epoch)
-            self.opened.replies.append([self.records.pack(self._replies.pop(epoch.number)) for epoch in fresh])
+                self.prepare(epoch)
+            self.opened_store.replies.append([self.records.pack(self._replies.pop(epoch.number)) for epoch in fresh])
             self.kept = fresh[-1].number
         if self.changes is not None:
             self.changes.keep([epoch.number for epoch in epochs])
 
     def save(self, snapshot: Snapshot) -> list[StoreEvent]:
-        opened = self.opened
-        marks = [*opened.marks, (opened.replies.last, snapshot.meta["closed_us"])]
+        opened_store = self.opened_store
+        marks = [*opened_store.marks, (opened_store.replies.last, snapshot.meta["closed_us"])]
         if len(marks) > MARKS_MAX:
             marks = marks[::2]
-        snapshot = snapshot._replace(meta=snapshot.meta | {"marks": marks, "loads": opened.loads})
+        snapshot = snapshot._replace(meta=snapshot.meta | {"marks": marks, "loads": opened_store.loads})
         try:
-            opened.snapshots.save(snapshot, opened.log.term, opened.fingerprint)
-            opened.marks = marks
+            opened_store.snapshots.save(snapshot, opened_store.log.term, opened_store.fingerprint)
+            opened_store.marks = marks
             return [Saved(snapshot.epoch, self._oldest())]
         except StoreError as error:
             LOG.warning("the snapshot of epoch %s failed, the next one will hold it too: %s", snapshot.epoch, error)
             return [SaveFailed(snapshot.epoch, error)]
 
     def _oldest(self) -> int:
-        """The epoch of the oldest snapshot that is to be kept."""
-        complete = sorted({each.epoch for each in self.opened.snapshots.manifests() if each.is_complete})
+        """The epoch of the oldest snapshot to keep."""
+        complete = sorted({each.epoch for each in self.opened_store.snapshots.manifests() if each.is_complete})
         if not complete:  # a successor has deleted them all
-            self.opened.log.check()
+            self.opened_store.log.check()
             return 0
-        return complete[-self.opened.config.snapshots_kept :][0]
+        return complete[-self.opened_store.config.snapshots_kept :][0]
 
     def compact(self) -> None:
-        """Housekeeping may fail: it is done the next time."""
+        """Compaction may fail: it is tried again the next time."""
         try:
-            self.opened.snapshots.compact(self.opened.log.term, self.opened.fingerprint)
+            self.opened_store.snapshots.compact(self.opened_store.log.term, self.opened_store.fingerprint)
         except StoreError as error:
             LOG.warning("compaction failed, and will be tried again: %s", error)
 
     def retire(self, epoch: int) -> None:
-        """The log says that snapshots before this epoch's are not used any more."""
+        """Called when the log says that snapshots before this epoch's are no longer used."""
         try:
-            self.opened.retire(epoch)
+            self.opened_store.retire(epoch)
         except StoreError as error:
             LOG.warning("what is older than epoch %s could not all be deleted: %s", epoch, error)
 
 
 class Keeper:
-    """A desk, and the two threads at it. `tell(news)` is called by them, and must only hand it over."""
+    """A `StoreWork` and its two threads. They call `tell(event)`, which must only pass the event on."""
 
-    def __init__(self, opened: OpenedStore, tell: Callable[[Any], None]) -> None:
-        self.desk, self._tell = StoreWork(opened), tell
+    def __init__(self, opened_store: OpenedStore, tell: Callable[[Any], None]) -> None:
+        self.store_work, self._tell = StoreWork(opened_store), tell
         self._records: queue.SimpleQueue[PendingRecord | Check | None] = queue.SimpleQueue()
-        self._rest: queue.SimpleQueue[Epoch | Snapshot | PendingRecord | None] = queue.SimpleQueue()
+        self._background: queue.SimpleQueue[Epoch | Snapshot | PendingRecord | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._guarded, args=(serve,), name=f"headrace-{name}", daemon=True)
-            for name, serve in (("log", self._serve_log), ("keeper", self._serve_rest))
+            for name, serve in (("log", self._serve_log), ("keeper", self._serve_background))
         ]
         self._is_broken = False
-        self._hurry = threading.Event()  # somebody waits for what is in `_rest`
+        self._hurry = threading.Event()  # something waits for what is in `_background`
         for thread in self._threads:
             thread.start()
 
     def carry_out(self, effect: Append | Check | Keep | Save) -> None:
-        """To be called by the core's thread, in the order of the effects."""
+        """Called by the core's thread, in the order of the effects."""
         match effect:
             case Append():
-                self._records.put(self.desk.encode(effect))
+                self._records.put(self.store_work.encode(effect))
             case Check():
                 self._records.put(effect)
             case Keep(epoch, changes):
-                self.desk.lay_out(epoch, changes)
-                self._rest.put(epoch)
+                self.store_work.prepare(epoch, changes)
+                self._background.put(epoch)
             case Save(snapshot):
-                self._rest.put(snapshot)
+                self._background.put(snapshot)
                 self._hurry.set()
 
     def close(self) -> None:
-        """Finish what was handed over."""
+        """Finishes all work that was handed over."""
         self._records.put(None)
         self._threads[0].join()
-        self._rest.put(None)
+        self._background.put(None)
         self._hurry.set()
         self._threads[1].join()
-        self.desk.opened.close()
+        self.store_work.opened_store.close()
 
     def _guarded(self, serve: Callable[[], None]) -> None:
         try:
@@ -196,37 +196,38 @@ class Keeper:
                 is_open = False
                 group.pop()
             if group:
-                for news in self.desk.append(group):
+                for news in self.store_work.append(group):
                     self._tell(news)
             for item in group:
                 if isinstance(item, PendingRecord) and item.retired:
-                    self._rest.put(item)
+                    self._background.put(item)
                     self._hurry.set()
 
-    def _serve_rest(self) -> None:
-        # Replies are in no hurry: if they are lost, a replay gives them again. But who waits for them in a stream is.
-        interval_s, rested_s = min(self.desk.opened.config.reply_interval_us / 1e6, INTERVAL_S_MAX), 0.0
+    def _serve_background(self) -> None:
+        # Replies are not urgent, as a replay gives lost ones again; but streams that read them wait for them.
+        interval_s, rested_s = min(self.store_work.opened_store.config.reply_interval_us / 1e6, INTERVAL_S_MAX), 0.0
         while not self._is_broken:
-            group = take_all(self._rest, self._hurry, rested_s)
+            group = take_all(self._background, self._hurry, rested_s)
             while group and not self._is_broken:
                 count = next((at for at, item in enumerate(group) if not isinstance(item, Epoch)), len(group))
                 if count:
-                    self.desk.keep(group[:count])
+                    self.store_work.keep(group[:count])
                 for item in group[count : count + 1]:
                     if item is None:
                         return
                     if isinstance(item, Snapshot):
-                        for news in self.desk.save(item):
+                        for news in self.store_work.save(item):
                             self._tell(news)
-                        self.desk.compact()
+                        self.store_work.compact()
                     else:
-                        self.desk.retire(item.retired)
+                        self.store_work.retire(item.retired)
                 del group[: count + 1]
             rested_s = time.monotonic() + interval_s
 
 
 def take_all(waiting: queue.SimpleQueue[Any], hurry: threading.Event | None = None, until_s: float = 0.0) -> list[Any]:
-    """All that waits, at least one; nothing after None. More may gather until this time, or until `hurry` is set."""
+    """Takes all waiting items, at least one, and none after None. With `hurry`, first waits for more until this time,
+    or until `hurry` is set."""
     group = [waiting.get()]
     if hurry is not None:
         hurry.wait(max(0.0, until_s - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Migration: the state that other code has written, for today's."""
+"""Migration: converts state that other code has written for the current code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.wire.values import RECORD, Values, is_wrapped, shown, wrap, writte
 
 
 def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: App, now_us: int) -> dict[str, Table]:
-    """The state for changed code, at the log's time: each operator whose state's type changed is handed to its
-    `migrate`; where states begin to have a time to live, it begins now."""
+    """The state for changed code, at the log's time: the states of each operator whose type changed go through its
+    `migrate`; if an operator gets a time to live, it starts now."""
     needed = [name for name in needs_migration(old, new) if tables.get(name)]
     values = LooseValues()
     todays = values_of(app, Config())
@@ -48,7 +48,7 @@ def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: A
 
 
 class LooseValues(Values):
-    """Knows no types: a record is the dict of its fields."""
+    """Decodes values without their types: a record becomes a dict of its fields."""
 
     def _from_ext(self, code: int, data: memoryview) -> Any:
         if code == RECORD:

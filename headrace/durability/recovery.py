@@ -1,8 +1,8 @@
-"""Recovery: what a store holds, and how an engine begins with it.
+"""Recovery: opens a store, and restores an engine from it.
 
-A store has `headrace.json` (whose it is), `log/`, `replies/`, `changes/` (if an operator logs them), `snapshots/`,
-`state/` and `apps/` (what its code was). Opening it takes it over: the log has a new term from then on, and whoever
-held it before can add nothing more. (Who only wants to look uses past.py.)
+A store has `headrace.json` (its identity), `log/`, `replies/`, `changes/` (if an operator logs them), `snapshots/`,
+`state/` and `apps/` (fingerprints of its code). Opening it takes it over: the log has a new term from then on, and the
+previous coordinator can add nothing more. (To read only, use store_reader.py.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headrace.durability.identity import (
     CURRENT,
     callable_of,
     check_identity,
-    found,
+    create_identity,
     identity_of,
-    print_of,
+    read_fingerprint,
     with_checksum,
 )
-from headrace.durability.inbox.inbox import Segments
+from headrace.durability.inbox.inbox import SegmentRetention
 from headrace.durability.log.changelog import ChangeWriter
 from headrace.durability.log.log import Log
 from headrace.durability.log.records import Records
@@ -38,15 +38,17 @@ from headrace.model.fingerprint import Fingerprint, fingerprint, remade
 
 
 class OpenedStore:
-    """A store that was taken over, or begun, for one engine."""
+    """A store that was taken over, or created, for one engine."""
 
-    def __init__(self, where: str | Path | Store, app: App, config: Config, print: Fingerprint | None = None) -> None:
-        self.is_mine = isinstance(where, str | Path)  # and closed with this
+    def __init__(
+        self, where: str | Path | Store, app: App, config: Config, app_fingerprint: Fingerprint | None = None
+    ) -> None:
+        self.is_mine = isinstance(where, str | Path)  # opened here, and closed with this
         self.store = open_store(where) if isinstance(where, str | Path) else where
         self.app, self.config = app, config
-        self.print = print or fingerprint(app)
-        self.fingerprint = self.print.digest
-        self.marks: list[tuple[int, int]] = []  # a record of the replies, and the time up to which they reach
+        self.app_fingerprint = app_fingerprint or fingerprint(app)
+        self.fingerprint = self.app_fingerprint.digest
+        self.marks: list[tuple[int, int]] = []  # a record number of the replies, and the time up to which they reach
         self.loads: dict[str, int] = {}  # how often the state of an operator was loaded or migrated
         self.records: Records
         try:
@@ -56,10 +58,10 @@ class OpenedStore:
             raise
 
     def _take_over(self) -> None:
-        self.identity = identity_of(self.store) or found(self.store, self.app, self.config)
+        self.identity = identity_of(self.store) or create_identity(self.store, self.app, self.config)
         check_identity(self.store, self.identity, self.app, self.config)
         self.snapshots = snapshots_of(self.store, self.identity, self.app)
-        self.store.create(f"apps/{self.fingerprint}.json", with_checksum(self.print.plain()))
+        self.store.create(f"apps/{self.fingerprint}.json", with_checksum(self.app_fingerprint.plain()))
         size = self.config.segment_bytes_max
         self.log = Log.take_over(self.store, "log", segment_bytes=size)
         self.replies = self._take_replies(size)
@@ -82,7 +84,7 @@ class OpenedStore:
 
     @property
     def epoch0(self) -> int:
-        """Epochs before this store began: the replies have one record per epoch."""
+        """How many epochs came before this store: replies have one record per epoch."""
         return int(self.identity["epoch0"])
 
     @property
@@ -91,10 +93,10 @@ class OpenedStore:
         return self.replies.last + self.epoch0
 
     def restore(self, engine: Engine) -> None:
-        """To be called once, before the engine's first step."""
+        """Call this once, before the engine's first step."""
         self.records = Records(engine.program, self.fingerprint, self.store)
         try:
-            restore(engine, self.left())
+            restore(engine, self.load_state())
             self.store.put(
                 CURRENT, with_checksum({"fingerprint": self.fingerprint, "functions": callable_of(self.app)})
             )
@@ -106,13 +108,13 @@ class OpenedStore:
                 self.close_store()
             raise
 
-    def left(self) -> Restored:
+    def load_state(self) -> Restored:
         loaded = self.snapshots.load()
-        self.log.check()  # a snapshot of a successor does not fit to the log as it was
+        self.log.check()  # a successor's snapshot does not fit the log as we read it
         epoch, position = (loaded.manifest.epoch, loaded.manifest.position) if loaded is not None else (0, 1)
         meta = loaded.manifest.meta if loaded is not None else {}
         tables = loaded.tables if loaded is not None else {}
-        self.segments = Segments(self.store, position)
+        self.segments = SegmentRetention(self.store, position)
         records = self._records(position, epoch)
         last = max([epoch, *(logged.record.number for logged in records if isinstance(logged.record, Epoch))])
         if self.kept_epoch > last:
@@ -123,9 +125,9 @@ class OpenedStore:
         self.loads = dict(meta.get("loads", {}))
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
-            written = print_of(self.store, loaded.manifest.fingerprint)
-            tables = migrate(loaded.tables, written, self.print, self.app, meta["closed_us"])
-            for name in remade(written, self.print):
+            written = read_fingerprint(self.store, loaded.manifest.fingerprint)
+            tables = migrate(loaded.tables, written, self.app_fingerprint, self.app, meta["closed_us"])
+            for name in remade(written, self.app_fingerprint):
                 self.loads[name] = self.loads.get(name, 0) + bool(loaded.tables.get(name))
         self._start_changes(epoch, last, meta.get("closed_us", 0))
         self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
@@ -145,8 +147,8 @@ class OpenedStore:
         self.changes.start(epoch, closed_us, self.watched, self.loads)
 
     def _records(self, position: int, epoch: int) -> list[LoggedRecord]:
-        """The log's records from this one on. Epochs after the snapshot's were logged by today's code, or it may not
-        start: who else could replay them?"""
+        """The log's records from this one on. Epochs after the snapshot's must have been logged by the current code:
+        other code cannot replay them."""
         batches: dict[int, Batch] = {}
         found = []
         for record in self.log.read(position):
@@ -162,7 +164,7 @@ class OpenedStore:
     def _refuse_code(self, logged: LoggedRecord) -> None:
         assert isinstance(logged.record, Epoch)
         assert logged.fingerprint is not None
-        differences = print_of(self.store, logged.fingerprint).differences(self.print)
+        differences = read_fingerprint(self.store, logged.fingerprint).differences(self.app_fingerprint)
         raise AppChanged(
             f"epoch {logged.record.number} in {self.store.url} was logged by other code of app {self.app.name!r} "
             f"({'; '.join(differences[:5])}), and no snapshot covers it. With the old code, run `headrace upgrade`: it "
@@ -170,8 +172,8 @@ class OpenedStore:
         )
 
     def _replies(self, oldest: int, sources: dict[str, Any]) -> list[Epoch]:
-        """Those that may be asked for again, in order: of the oldest epoch whose ids are known and later ones, and of
-        the last batch of each source."""
+        """The replies that may be asked for again, in order: of the oldest epoch whose ids are known and later ones,
+        and of the last batch of each source."""
         first, last = self.replies.first, self.replies.last
         found = []
         for number in sorted({number for _, _, _, stretches in sources.values() for number, _, _ in stretches}):
@@ -189,9 +191,9 @@ class OpenedStore:
         return found
 
     def retire(self, epoch: int) -> None:
-        """Delete what only snapshots before this epoch need. The log has said so."""
+        """Deletes what only snapshots before this epoch need. The log has a record that says so."""
         manifests = [each for each in self.snapshots.manifests() if each.epoch == epoch and each.is_complete]
-        if not manifests:  # a successor has gone on: there is nothing left to delete here
+        if not manifests:  # a successor has taken over: there is nothing left to delete here
             self.log.check()
             return
         keep = manifests[-1]
@@ -206,7 +208,7 @@ class OpenedStore:
             self.changes.retire(min(below + self.epoch0, epoch + 1))
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Closes the logs: nothing more is written."""
         self.log.close()
         self.replies.close()
         if self.changes is not None:

@@ -1,9 +1,9 @@
-"""A bucket of S3, or of whatever speaks like it, as a store.
+"""A bucket of S3, or of an S3-compatible service, as a store.
 
-Two rules. `create` is a conditional put, and it is exact: each one carries a mark of its own in the object's metadata,
-so that one whose answer was lost finds out whether the object that is there now is its own. And a bucket that does not
-honour conditions (some look-alikes take the header and overwrite) is refused before the first `create`: without them
-two coordinators could write one log. Who we are comes from the environment or from AWS's own files, never from the url.
+Two rules. `create` is a conditional put, and it is exact: each one puts a unique mark into the object's metadata, so
+that one whose answer was lost can tell whether the existing object is its own. And a bucket that does not honour
+conditions (some services accept the header and overwrite) is refused before the first `create`: without conditions two
+coordinators could write one log. Credentials come from the environment or from AWS's own files, never from the url.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FAULTS = (OSError, exceptions.BaseError, ValueError)
 
 
 class S3Store:
-    """`s3://bucket/prefix`, with `?endpoint=..&region=..&allow_http=true` where they are needed."""
+    """`s3://bucket/prefix`, with `?endpoint=..&region=..&allow_http=true` if needed."""
 
     can_append = False
 
@@ -73,9 +73,11 @@ class S3Store:
         }
         prefix = self.prefix or None
         self._objects = Bucket(self.bucket, prefix=prefix, config=config, client_options=client, retry_config=patient)
-        # A create is tried again by us, who look at what is there; never by the library, which would not.
+        # We retry a create ourselves, and look at what is there first; the library would not look.
         once: RetryConfig = {"max_retries": 0}
-        self._once = Bucket(self.bucket, prefix=prefix, config=config, client_options=client, retry_config=once)
+        self._without_retries = Bucket(
+            self.bucket, prefix=prefix, config=config, client_options=client, retry_config=once
+        )
         self._is_checked = False
         self._lock = threading.Lock()
 
@@ -103,7 +105,7 @@ class S3Store:
             try:
                 return obstore.get_range(self._objects, name, start=start, length=size).to_bytes() if size else b""
             except exceptions.GenericError as error:
-                if _status(error) == 416:  # it ends before
+                if _status(error) == 416:  # the object ends before `start`
                     return b""
                 raise
 
@@ -147,28 +149,28 @@ class S3Store:
         for attempt in range(1, CREATE_TRIES + 1):
             with self._explained("create", name):
                 try:
-                    obstore.put(self._once, name, data, mode="create", attributes={MARK: mark})
+                    obstore.put(self._without_retries, name, data, mode="create", attributes={MARK: mark})
                     return True
                 except exceptions.AlreadyExistsError:
                     found = self._mark_of(name)
                     if found is not None:
                         return found == mark
                 except exceptions.GenericError as error:
-                    if attempt == CREATE_TRIES or not _is_passing(error):
+                    if attempt == CREATE_TRIES or not _is_transient(error):
                         raise
-            time.sleep(pause)  # the answer was lost, or somebody else's attempt is under way
+            time.sleep(pause)  # the answer was lost, or another create is in progress
             pause *= 2
         raise StoreError(f"cannot create {self.url}/{name}: others create and delete it all the time. See who does")
 
     def _mark_of(self, name: str) -> str | None:
-        """Who made this object: "" if it was not a `create` of ours, None if it is not there."""
+        """The mark of the object: "" if it was not made by `create`, None if it does not exist."""
         try:
             return str(obstore.get(self._objects, name, options={"head": True}).attributes.get(MARK, ""))
         except FileNotFoundError:
             return None
 
     def _check_conditions(self) -> None:
-        """Once: a second `create` of one name must be refused."""
+        """Checks once that the bucket refuses a second `create` of the same name."""
         with self._lock:
             if self._is_checked:
                 return
@@ -226,8 +228,8 @@ def _status(error: Exception) -> int:
     return int(found[1]) if found else 0
 
 
-def _is_passing(error: Exception) -> bool:
-    """May the same request succeed a moment later? Yes if no answer came, or if the server is in trouble."""
+def _is_transient(error: Exception) -> bool:
+    """Whether the same request may succeed a moment later: there was no answer, or the server has a problem."""
     status = _status(error)
     return status >= 500 or status in (408, 409, 429) or (status == 0 and "HTTP error" in str(error))
 
@@ -237,7 +239,7 @@ def _environment_endpoint() -> str:
 
 
 def _may_use_http(url: str, endpoint: str, allowed: str) -> bool:
-    """Plain http is for a server on this machine, and elsewhere only if the url says so."""
+    """Plain http is allowed for a server on this machine, and elsewhere only if the url says so."""
     if allowed not in ("", "true", "false"):
         raise ConfigError(f"{url}: allow_http is true or false")
     if not endpoint:
@@ -247,12 +249,12 @@ def _may_use_http(url: str, endpoint: str, allowed: str) -> bool:
         raise ConfigError(f"{url}: the endpoint must be like https://host:port, not {endpoint!r}")
     if parts.scheme == "https":
         return False
-    if allowed == "true" or (allowed == "" and _is_here(parts.hostname)):
+    if allowed == "true" or (allowed == "" and _is_loopback(parts.hostname)):
         return True
     raise ConfigError(f"{url}: {endpoint} is not encrypted. Use https, or say allow_http=true if you trust the network")
 
 
-def _is_here(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -277,7 +279,7 @@ def _config(endpoint: str, options: dict[str, str]) -> S3Config:
 
 
 def _profile() -> dict[str, str]:
-    """What AWS's own files say of the chosen profile; the library itself does not read them."""
+    """The chosen profile from AWS's own files, which the library itself does not read."""
     chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
     name = chosen or "default"
     found: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """Stores: objects by name, in a directory or in a bucket. Everything durable goes through one of these.
 
-Two rules. What `put`, `create` and `sync` have done survives the loss of power once they return; nobody ever sees
-half an object under a name made by `put` or `create`. And `create` is exclusive: of many that try, one gets True.
-A store knows nothing of what is in its objects. The directory must be on a file system that shows every process the
-same files at once (a local disk does; NFS with its caches on does not): the fence of the log looks at names.
+Two rules. What `put`, `create` and `sync` have done survives a loss of power once they return; readers never see half
+an object under a name made by `put` or `create`. And `create` is exclusive: of many callers, one gets True.
+A store does not know what is in its objects. The directory must be on a file system that shows every process the same
+files at once (a local disk does; NFS with caching does not): the fence of the log relies on names.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from headrace.errors import ConfigError, ObjectMissing, StoreError, StoreFull, W
 if sys.platform != "win32":
     import fcntl
 
-NAME_BYTES_MAX = 200  # of one part; a file name of 255 bytes must have room for what is put around it
+NAME_BYTES_MAX = 200  # of one part; file names have 255 bytes, and temporary ones need a prefix
 OPEN_FILES_MAX = 16  # appended files kept open
-STALE_SECONDS = 3600  # an unfinished file this old has no writer any more
+STALE_SECONDS = 3600  # the writer of an unfinished file this old is gone
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]*")
 _TEMPORARY = ".new-"
@@ -37,7 +37,7 @@ _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.E
 
 
 class Store(Protocol):
-    """What the log and the snapshots need. Names are slash-separated; see `check_name`."""
+    """The operations that the log and the snapshots need. Names are slash-separated; see `check_name`."""
 
     url: str  # for people: "/data/bank" or "s3://bucket/prefix"
     can_append: bool  # directories can; object stores cannot
@@ -52,10 +52,10 @@ class Store(Protocol):
         """The whole object; `ObjectMissing` if there is none."""
 
     def get_part(self, name: str, start: int, size: int) -> bytes:
-        """At most `size` bytes from `start` on: fewer, or none, where it ends. `ObjectMissing` if it is not there."""
+        """At most `size` bytes from `start` on: fewer, or none, at its end. `ObjectMissing` if it is not there."""
 
     def exists(self, name: str) -> bool:
-        """Looks at the store itself, each time."""
+        """Asks the store itself each time; nothing is cached."""
 
     def list(self, prefix: str) -> list[str]:
         """The full names that begin with the prefix, sorted."""
@@ -64,15 +64,15 @@ class Store(Protocol):
         """No error if it is missing. After a crash it may be there again."""
 
     def append(self, name: str, data: bytes) -> None:
-        """Only if `can_append`, and to what `create` has made; else `ObjectMissing`: a file that its owner's successor
-        has deleted does not rise again. Not durable yet: a crash may leave any part of it, or holes."""
+        """Only if `can_append`, and only to an object made by `create`; else `ObjectMissing`: a file that a successor
+        has deleted is not created again. Not durable yet: a crash may leave any part of it, or holes."""
 
     def sync(self, name: str) -> None:
         """Only if `can_append`. What was appended is durable when it returns. Never call it again after it failed."""
 
 
 def open_store(where: str | Path) -> Store:
-    """A path is a directory (made with the first write); `s3://bucket/prefix?endpoint=..&region=..` is a bucket."""
+    """A path is a directory (created by the first write); `s3://bucket/prefix?endpoint=..&region=..` is a bucket."""
     text = str(where)
     if text.startswith("s3://"):
         from headrace.durability.s3 import S3Store
@@ -85,13 +85,13 @@ def open_store(where: str | Path) -> Store:
 
 
 def address_of(store: Store) -> str:
-    """What opens the same store in another process."""
+    """The address that opens the same store in another process."""
     return str(getattr(store, "address", store.url))
 
 
 @lru_cache(4096)
 def check_name(name: str) -> str:
-    """Refuses whatever could leave the store or hide in it: empty parts, "..", leading dots, strange characters."""
+    """Refuses names that could leave the store or hide in it: empty parts, "..", leading dots, unusual characters."""
     for part in name.split("/"):
         if not _PART.fullmatch(part) or len(part) > NAME_BYTES_MAX:
             raise StoreError(f"{name!r} is no name for an object: letters, digits and _.=+@- in parts between slashes")
@@ -99,7 +99,7 @@ def check_name(name: str) -> str:
 
 
 class DirectoryStore:
-    """Objects are files below one folder. Real fsync: of files, and of folders for new names."""
+    """Objects are files below one folder. Files are synced with fsync, and folders too when a name is new."""
 
     can_append = True
 
@@ -134,7 +134,7 @@ class DirectoryStore:
     def create(self, name: str, data: bytes) -> bool:
         path = self._path(name)
         with self._explained("create", path):
-            if path.exists():  # saves the work; the link decides
+            if path.exists():  # a shortcut; the link decides
                 return False
             temporary = self._write_aside(path, data)
             try:
@@ -219,7 +219,7 @@ class DirectoryStore:
 
     def _file(self, name: str) -> int:
         """The descriptor of an appended file, which stays open until it is synced."""
-        with self._lock:  # or another thread could close what we are about to use
+        with self._lock:  # else another thread could close the file before we use it
             if name in self._failed:
                 raise StoreError(
                     f"{self._path(name)} was not synced ({self._failed[name]}): what it holds now is uncertain"
@@ -242,7 +242,7 @@ class DirectoryStore:
                 os.close(file)
 
     def _write_aside(self, path: Path, data: bytes) -> Path:
-        """A synced file with the data in the folder of `path`, under a name that nobody lists."""
+        """Writes and syncs the data to a file in the folder of `path`, under a name that `list` leaves out."""
         _make_folders(path.parent)
         while True:
             self._count += 1
@@ -251,7 +251,7 @@ class DirectoryStore:
                 file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
                 break
             except FileExistsError:
-                continue  # of a process with our number that died, or of another store object in this process
+                continue  # left by a dead process with our pid, or made by another store object in this process
         try:
             try:
                 _write(file, data)
@@ -313,7 +313,7 @@ def _write(file: int, data: bytes) -> None:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Gives the file its name, if nobody has that name yet."""
+    """Gives the file its name, unless the name is taken."""
     try:
         os.link(temporary, path)
         return True
@@ -326,7 +326,7 @@ def _link(temporary: Path, path: Path) -> bool:
 
 
 def _rename_under_lock(temporary: Path, path: Path) -> bool:
-    """For file systems without links: whoever makes a name here holds the folder's lock, which dies with its holder."""
+    """For file systems without links: creates the name under the folder's lock, which is freed if its holder dies."""
     lock = os.open(path.parent / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -344,14 +344,14 @@ def _unlink(path: Path) -> None:
 
 
 def _clean(entry: os.DirEntry[str]) -> None:
-    """Removes what a crashed writer left. A writer that sleeps longer than this gets an error, and no object."""
+    """Removes the file of a crashed writer. A writer that sleeps for longer than this gets an error, and no object."""
     with suppress(OSError):
         if time.time() - entry.stat().st_mtime > STALE_SECONDS:
             os.unlink(entry.path)
 
 
 def _make_folders(folder: Path) -> None:
-    """Like mkdir -p, with every new name durable."""
+    """Like mkdir -p, but makes every new name durable."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)

@@ -101,7 +101,7 @@ class Driver(ABC):
         if self._keeper is not None:
             from headrace.runtime.intake import InboxReader, Intake
 
-            store, last_of = self._keeper.desk.opened.store, self.engine.sources.last_of
+            store, last_of = self._keeper.store_work.opened_store.store, self.engine.sources.last_of
             self._intake = Intake(InboxReader(store, self.admission, self.submit, last_of, self._check_log))
 
     # --- for clients ---
@@ -152,7 +152,7 @@ class Driver(ABC):
             return
         from headrace.durability.inbox.inbox import check_held, waiting
 
-        store, until_s = self._keeper.desk.opened.store, time.monotonic() + timeout_s
+        store, until_s = self._keeper.store_work.opened_store.store, time.monotonic() + timeout_s
         while sources := waiting(store):
             self._check_alive()
             check_held(store, sources[0])

@@ -24,16 +24,17 @@ from typing import Any
 
 from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
-from headrace.durability.inbox.batches import keep_dead, read_calls
+from headrace.durability.inbox.batch_calls import read_calls
+from headrace.durability.inbox.dead_letters import write_dead_letters
 from headrace.durability.inbox.inbox import (
     held,
     hold,
     last_taken,
-    let_go,
+    mark_taken,
     name_of,
     read_closed,
     refuse,
-    take_away,
+    release,
     waiting,
 )
 from headrace.durability.store import Store
@@ -69,7 +70,7 @@ class InboxReader:
         self._found: set[Source] | None = None  # those that were there with the first look: another may have begun them
         with contextlib.suppress(StoreError):
             for source in held(store) & set(waiting(store)):  # what another could not read may be mended by now
-                let_go(store, source)
+                release(store, source)
 
     def look(self, done: Callable[[Source, Future[Any]], None]) -> int:
         """Hand over what waits; `done` is called when a batch is final. Returns how many there were. `Stopped` if the
@@ -91,7 +92,7 @@ class InboxReader:
         self.under_way.discard(source)
         error = future.exception()
         if error is None:
-            take_away(self.store, source)
+            mark_taken(self.store, source)
         elif not isinstance(error, Stopped):
             self._handed.pop(source[0], None)
             self._check()
@@ -126,7 +127,7 @@ class InboxReader:
         try:
             closed = read_closed(self.store, source)
             batch = read_calls(self.store, closed, self.admission)
-            keep_dead(self.store, closed, batch, source in self._found)
+            write_dead_letters(self.store, closed, batch, source in self._found)
         except LogBroken as error:
             self._hold(source, error)
             return None

@@ -34,7 +34,7 @@ from headrace.runtime.sockets import Counts, Keys, Network
 from headrace.wire.messages import Frame, Run
 
 if TYPE_CHECKING:
-    from headrace.durability.inbox.batches import BatchCache
+    from headrace.durability.inbox.batch_cache import BatchCache
 
 MARK = "HEADRACE_WORKER"  # in the environment: the process that is a worker, so that it starts no cluster of its own
 PR_SET_PDEATHSIG = 1
@@ -165,7 +165,7 @@ class WorkerNode:
 
     def _open_batches(self) -> BatchCache:
         from headrace.durability.identity import identity_of
-        from headrace.durability.inbox.batches import BatchCache
+        from headrace.durability.inbox.batch_cache import BatchCache
         from headrace.durability.store import open_store
 
         assert self._store is not None

@@ -70,10 +70,12 @@ def check_previous(previous: EpochChanges | None, record: EpochChanges, operator
     return [f"epoch {record.epoch} has the changes of {operator} since {since}, and those before it are missing"]
 
 
-def check_changelog(disk: Disk, changes: dict[int, EpochChanges], opened: OpenedStore, log: Reference) -> list[str]:
+def check_changelog(
+    disk: Disk, changes: dict[int, EpochChanges], opened_store: OpenedStore, log: Reference
+) -> list[str]:
     """Of the one that is left on the disk: it is what was kept, and reaches to the log's end."""
     try:
-        with disk.at_peace():
+        with disk.without_faults():
             changelog = Changelog(SimStore(disk, "onlooker"))
             oldest, newest = changelog.bounds()
             left = list(changelog.read(oldest))
@@ -86,6 +88,6 @@ def check_changelog(disk: Disk, changes: dict[int, EpochChanges], opened: Opened
         and (each.header != kept.header or any(repr(each.of(name)) != repr(kept.of(name)) for name in each.operators))
     ]
     last = max((row.epoch or 0 for row in log.rows), default=0)
-    if opened.changes is not None and newest != last:
+    if opened_store.changes is not None and newest != last:
         wrong.append(f"the changelog ends with epoch {newest}, the log with epoch {last}")
     return wrong

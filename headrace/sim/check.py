@@ -160,8 +160,8 @@ def check_history(
     wrong += later.end(moments[-1].state)
     reference.probes = later.probes
     lives_us = {name: operator.ttl_us for name, operator in workload.app.operators.items() if operator.ttl_us}
-    for look in history.looks:
-        wrong += check_look(look, log, moments, lives_us, values)
+    for state_read in history.reads:
+        wrong += check_state_read(state_read, log, moments, lives_us, values)
     for epoch, tables in snapshots.items():
         end = max((at for at, row in enumerate(log, start=1) if (row.epoch or 0) <= epoch), default=0)
         wrong += check_snapshot(epoch, tables, moments[end], values)
@@ -269,30 +269,34 @@ def failure_of(failure: Failure) -> tuple[Any, ...]:
     return failure.type, failure.message, failure.function, failure.key
 
 
-def check_look(
-    look: StateRead, log: list[HistoryRow], moments: list[ReferenceState], lives_us: dict[str, int], values: Values
+def check_state_read(
+    state_read: StateRead,
+    log: list[HistoryRow],
+    moments: list[ReferenceState],
+    lives_us: dict[str, int],
+    values: Values,
 ) -> list[str]:
     """What was found is the oracle's state at the end of an epoch: not before what had been answered when it was asked,
     not after what was sent when it was found. What has expired is not found, though it may not be deleted yet."""
-    what = f"state of {look.operator or 'everything'}{'' if look.key is None else f', {look.key!r}'}"
-    if not look.found:
-        return [f"the {what}, asked at {look.asked}, was never found"]
+    what = f"state of {state_read.operator or 'everything'}{'' if state_read.key is None else f', {state_read.key!r}'}"
+    if not state_read.found:
+        return [f"the {what}, asked at {state_read.asked}, was never found"]
     found = {}
-    for operator, key, state in look.entities:
+    for operator, key, state in state_read.entities:
         if (operator, key) in found:
             return [f"the {what} has {operator} {key!r} twice"]
         found[operator, key] = canonical(state, values)
-    least = max((row.tid or 0 for row in log if row.answered < look.asked), default=0)
+    least = max((row.tid or 0 for row in log if row.answered < state_read.asked), default=0)
     ends = [0] + [at for at, row in enumerate(log, start=1) if at == len(log) or log[at].epoch != row.epoch]
     possible = []
     for end in ends:
-        if end >= least and all(row.sent < look.found for row in log[:end]):
+        if end >= least and all(row.sent < state_read.found for row in log[:end]):
             moment = moments[end]
-            state = selected(moment.state, look)
+            state = selected(moment.state, state_read)
             if is_found(found, moment._replace(state=state), moments[-1].time_us, lives_us, values):
                 return []
             possible.append((end, state))
-    seen = {(operator, key): values.unseal(state) for operator, key, state in look.entities}
+    seen = {(operator, key): values.unseal(state) for operator, key, state in state_read.entities}
     return [f"the {what} is at no end of an epoch what was found: {differences(seen, possible)}"]
 
 
@@ -320,11 +324,12 @@ def stamped(encoded: bytes, time_us: int | None) -> bytes:
     return encoded if time_us is None else b"%d " % time_us + encoded
 
 
-def selected(state: State, look: StateRead) -> State:
+def selected(state: State, state_read: StateRead) -> State:
     return {
         (operator, key): value
         for (operator, key), value in state.items()
-        if (look.operator is None or operator == look.operator) and (look.key is None or same(key, look.key))
+        if (state_read.operator is None or operator == state_read.operator)
+        and (state_read.key is None or same(key, state_read.key))
     }
 
 

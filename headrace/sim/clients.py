@@ -44,7 +44,7 @@ class SimClient:
         self.to_ask.reverse()
         self.open: dict[Request, None] = {}
         self.asked: list[Request] = []
-        self.house: CoordinatorProcess | None = None  # the coordinator it talks to, perhaps a zombie
+        self.process: CoordinatorProcess | None = None  # the coordinator it talks to, perhaps a zombie
 
     @property
     def is_done(self) -> bool:
@@ -97,30 +97,30 @@ class SimClient:
         if world.is_chaos and self.rng.random() < self.faults.client_loss:
             world.fault("client requests lost")
             return
-        house = self._find_house(request)
-        if house is None:
+        process = self._find_process(request)
+        if process is None:
             world.fault("nobody to ask")
             return
         # A batch of a source that comes again when the next one has been taken is refused, or told that it is past, and
         # nobody minds; nor if the coordinator has been superseded and knows less.
         token = world.new_token(
-            house,
+            process,
             lambda answers: self._answered(request, rows, answers),
             may_be_refused=lambda: (
-                request.source is not None and (request not in self.open or house is not world.house)
+                request.source is not None and (request not in self.open or process is not world.process)
             ),
         )
         calls = [request.calls[row] for row in rows]
-        world.after(world.travel_us(self.rng), house.submit, token, ids, calls, request.source)
+        world.after(world.travel_us(self.rng), process.submit, token, ids, calls, request.source)
 
-    def _find_house(self, request: Request) -> CoordinatorProcess | None:
+    def _find_process(self, request: Request) -> CoordinatorProcess | None:
         """Who fails to answer is asked again, or the newest coordinator is."""
-        newest = self.world.house
-        if self.house is None or not self.house.is_alive or (request.attempts > 1 and self.rng.random() < 0.5):
-            self.house = newest if newest is not None and newest.is_alive else None
-        elif self.house is not newest:
+        newest = self.world.process
+        if self.process is None or not self.process.is_alive or (request.attempts > 1 and self.rng.random() < 0.5):
+            self.process = newest if newest is not None and newest.is_alive else None
+        elif self.process is not newest:
             self.world.probe("asked a coordinator that was superseded")
-        return self.house
+        return self.process
 
     def _lose_patience(self, request: Request) -> None:
         if request in self.open:
@@ -145,26 +145,26 @@ class SimClient:
 
     def ask_all_again(self) -> None:
         """For all answers that it got. Of a source only the last batch is kept."""
-        house = self.world.house
+        process = self.world.process
         for request in self.asked[-1:] if self.is_source else self.asked:
-            if house is not None:
-                token = self.world.new_token(house, lambda answers: None)
-                self.world.after(1, house.submit, token, request.ids, request.calls, request.source)
+            if process is not None:
+                token = self.world.new_token(process, lambda answers: None)
+                self.world.after(1, process.submit, token, request.ids, request.calls, request.source)
 
     def _ask_again(self, request: Request) -> None:
         """For an answer that it has; or with another call, which is refused."""
-        house = self._find_house(request)
-        if house is None:
+        process = self._find_process(request)
+        if process is None:
             return
         row = self.rng.randrange(len(request.calls))
         call, request_id = request.calls[row], id_of(request.ids, row)
         if self.rng.random() < 0.5 or row in request.bad:
-            token = self.world.new_token(house, lambda answers: None)
+            token = self.world.new_token(process, lambda answers: None)
             self.world.probe("asked again after the answer")
         else:
             other = self.world.workload.call(self.rng)
             if repr(other) == repr(call):
                 return
-            call, token = other, self.world.new_token(house, lambda answers: None, is_misuse=True)
+            call, token = other, self.world.new_token(process, lambda answers: None, is_misuse=True)
             self.world.probe("request id used for another call")
-        self.world.after(self.world.travel_us(self.rng), house.submit, token, [request_id], [call], None)
+        self.world.after(self.world.travel_us(self.rng), process.submit, token, [request_id], [call], None)

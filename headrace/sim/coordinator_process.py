@@ -19,7 +19,7 @@ from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Append, Appended, Check, Saved, Snapshot, Submit
-from headrace.durability.identity import found, identity_of
+from headrace.durability.identity import create_identity, identity_of
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore
 from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
@@ -50,10 +50,10 @@ class CoordinatorProcess:
         self.last_term = 0
         self.is_serving = False
         self.store: SimStore | None = None
-        self.desk: StoreWork
-        self.opened: OpenedStore
+        self.store_work: StoreWork
+        self.opened_store: OpenedStore
         self.appends: list[PendingRecord | Check] = []
-        self.rest: list[Epoch | Snapshot | PendingRecord | None] = []  # None is a compaction
+        self.background: list[Epoch | Snapshot | PendingRecord | None] = []  # None is a compaction
         self.records: dict[int, bytes] = {}  # on their way to the log
         self.is_writing = self.is_working = False
         self.news_us = 0  # when the last one of the keeper arrives
@@ -96,19 +96,19 @@ class CoordinatorProcess:
         world, app = self.world, self.world.workload.app
         store = self.store = SimStore(world.disk, f"coordinator {self.number}", self._before_operation)
         if identity_of(store) is None:
-            found(store, app, self.config, cluster="sim", seed=world.parameters.seed)
+            create_identity(store, app, self.config, cluster="sim", seed=world.parameters.seed)
         for operator in app.operators.values():  # it may be turned on and off with every start
             operator.changes = world.changes.random() < world.parameters.changes
-        opened = self.opened = OpenedStore(store, app, self.config, Fingerprint(app.name, {}, {}, {}))
-        core = self._new_core(True, opened.seed, opened.log.term)
+        opened_store = self.opened_store = OpenedStore(store, app, self.config, Fingerprint(app.name, {}, {}, {}))
+        core = self._new_core(True, opened_store.seed, opened_store.log.term)
         world.workload.hooks.watch(None)
-        opened.restore(core)
+        opened_store.restore(core)
         if core.deferred.spent:
             world.probe("started with firings that had aborted")
         if world.workload.hooks.is_stuck:
             world.violate(f"{self.node.name} is stuck in its recovery, in a function that does not return")
-        self.desk = StoreWork(opened)
-        world.archive.take_over(self, opened)
+        self.store_work = StoreWork(opened_store)
+        world.archive.take_over(self, opened_store)
         self.node.core = core
 
     def guard(self, what: str, action: Callable[[], None]) -> bool:
@@ -132,7 +132,7 @@ class CoordinatorProcess:
 
     def _before_operation(self, store: SimStore, op: str, name: str) -> None:
         world = self.world
-        world.told(self.node, op, name.encode())
+        world.trace_event(self.node, op, name.encode())
         world.on_operation(self, op, name)
         if self.dies_in is not None:
             store.dies_at, self.dies_in = (store.operations + self.dies_in[0] - 1, self.dies_in[1]), None
@@ -151,14 +151,14 @@ class CoordinatorProcess:
         if world.is_slow():
             world.fault("slow store operations")
             until_us = world.now_us + world.disk_times.randint(100, 20_000)
-            world.meanwhile(lambda: world.now_us < until_us and self.is_alive, until_us)
+            world.run_others_while(lambda: world.now_us < until_us and self.is_alive, until_us)
         if self.node.is_paused:
-            world.meanwhile(lambda: self.node.is_paused and self.is_alive)
+            world.run_others_while(lambda: self.node.is_paused and self.is_alive)
 
     # --- what the core wants kept ---
 
     def append(self, effect: Append) -> bytes:
-        written = self.desk.encode(effect)
+        written = self.store_work.encode(effect)
         self.records[effect.number] = written.data
         self.appends.append(written)
         self._soon_write()
@@ -169,7 +169,7 @@ class CoordinatorProcess:
         self._soon_write()
 
     def keep(self, *items: Epoch | Snapshot | PendingRecord | None) -> None:
-        self.rest += items
+        self.background += items
         self._soon_work()
 
     def _soon_write(self) -> None:
@@ -187,7 +187,7 @@ class CoordinatorProcess:
         if self._waits(self._write):
             return
         group, self.appends = self.appends, []
-        if self.guard("append", lambda: self._tell(self.desk.append(group))):
+        if self.guard("append", lambda: self._tell(self.store_work.append(group))):
             self.is_writing = False
             retired = [item for item in group if isinstance(item, PendingRecord) and item.retired]
             if retired:
@@ -199,30 +199,32 @@ class CoordinatorProcess:
         """What its second thread does with what waits: one thing after the other, others in between."""
         if self._waits(self._work):
             return
-        stop = next((at for at, item in enumerate(self.rest) if not isinstance(item, Epoch)), len(self.rest))
-        group, self.rest = self.rest[: stop or 1], self.rest[stop or 1 :]
+        stop = next(
+            (at for at, item in enumerate(self.background) if not isinstance(item, Epoch)), len(self.background)
+        )
+        group, self.background = self.background[: stop or 1], self.background[stop or 1 :]
         if self.guard("keeping", lambda: self._carry_out(group)):
             self.is_working = False
-            if self.rest:
+            if self.background:
                 self._soon_work()
 
     def _carry_out(self, group: list[Any]) -> None:
         first = group[0]
         if isinstance(first, Epoch):
-            self.desk.keep(group)
-            if self.opened.changes is not None:
+            self.store_work.keep(group)
+            if self.opened_store.changes is not None:
                 self.world.archive.changed(self)
         elif isinstance(first, Snapshot):
-            news = self.desk.save(first)
+            news = self.store_work.save(first)
             if isinstance(news[0], Saved):
                 self.world.archive.saved(self, first.epoch)
                 self.world.on_saved(self)
             self._tell(news)
-            self.rest.insert(0, None)
+            self.background.insert(0, None)
         elif first is None:
-            self.desk.compact()
+            self.store_work.compact()
         else:
-            self.desk.retire(first.retired)
+            self.store_work.retire(first.retired)
 
     def _waits(self, action: Callable[[], None]) -> bool:
         """A process that is paused does nothing; one that is gone never will."""

@@ -78,19 +78,19 @@ class Disk:
         self.fate: str | None = None  # of what is not synced when power is lost, if it is not to be drawn
         self.is_full = False
         self.is_calm = False  # no faults by themselves
-        self.is_peaceful = False
+        self.is_inspected = False
 
     def hits(self, probability: float) -> bool:
-        return probability > 0 and not (self.is_calm or self.is_peaceful) and self.rng.random() < probability
+        return probability > 0 and not (self.is_calm or self.is_inspected) and self.rng.random() < probability
 
     @contextlib.contextmanager
-    def at_peace(self) -> Iterator[None]:
+    def without_faults(self) -> Iterator[None]:
         """For who looks from outside of the world: nothing happens meanwhile, and nothing is counted."""
-        self.is_peaceful = True
+        self.is_inspected = True
         try:
             yield
         finally:
-            self.is_peaceful = False
+            self.is_inspected = False
 
     def lose_power(self) -> None:
         """What was not synced is kept, lost or spoiled. Whoever used the disk is gone: that is the world's business."""
@@ -103,7 +103,7 @@ class Disk:
         for _, file in sorted(self.files.items()):
             self._spoil(file)
 
-    def worst(self) -> Disk:
+    def after_worst_power_loss(self) -> Disk:
         """What is left, in a copy, if power is lost now and with it all that was not synced."""
         left = Disk(self.rng, can_append=self.can_append)
         left.is_calm = True
@@ -248,7 +248,7 @@ class SimStore:
     def _operate(self, op: str, name: str, action: Callable[[], Any], part: Callable[[], None] = lambda: None) -> Any:
         """`part` does what is left of it if the process dies in the middle; of most operations there is no middle."""
         self._check_alive()
-        if self.disk.is_peaceful:
+        if self.disk.is_inspected:
             return action()
         self.operations += 1
         number = self.operations

@@ -196,12 +196,12 @@ def never_looks(right: Any) -> Any:
 
 def checks_then_appends(right: Any) -> Any:
     def append(self: Any, payloads: list[bytes]) -> int:
-        self._look()
-        self._look = lambda: None
+        self._check_fence()
+        self._check_fence = lambda: None
         try:
             return int(right(self, payloads))
         finally:
-            del self._look
+            del self._check_fence
 
     return append
 
@@ -212,7 +212,7 @@ def reads_then_announces(right: Any) -> Any:
     def announce(store: Any, name: str, owner: str) -> int:
         refs = segments.refs_in(store, name)
         term = max(takeover.highest_term(store, name), *(ref.term for ref in refs), 0) + 1
-        found = segments.find_again(store, name)
+        found = segments.find_chain_with_retry(store, name)
         end = takeover.find_end(store, name, found)
         made = right(store, name, owner)
         if made == term:
@@ -283,7 +283,7 @@ def applies_backwards(right: Any) -> Any:
         found: Any = {}
         for layer in reversed(manifest.layers):
             for stored in layer.objects:
-                layers.apply(manifests.read(self.store, manifest.place, stored), found)
+                layers.apply(manifests.read(self.store, manifest.snapshot_id, stored), found)
         return {operator: table for operator, table in found.items() if table}
 
     return tables
@@ -294,13 +294,13 @@ def deletes_at_once(right: Any) -> Any:
     fence."""
 
     def save(self: Any, snapshot: Any) -> Any:
-        news, opened = right(self, snapshot), self.opened
+        news, opened_store = right(self, snapshot), self.opened_store
         if isinstance(news[0], events.Saved):
-            opened.log._look = lambda: None
+            opened_store.log._check_fence = lambda: None
             try:
-                opened.log.retire(snapshot.position)
+                opened_store.log.retire(snapshot.position)
             finally:
-                del opened.log._look
+                del opened_store.log._check_fence
         return news
 
     return save
@@ -313,7 +313,7 @@ def writes_without_a_term(right: Any) -> Any:
 def publishes_first(right: Any) -> Any:
     """The manifest is there before what it names."""
 
-    def write_layer(self: Any, place: Any, files: Any, sharding: str, written: list[str]) -> Any:
+    def write_layer(self: Any, snapshot_id: Any, files: Any, sharding: str, written: list[str]) -> Any:
         store, later = self.store, []
 
         class Lazy:
@@ -335,7 +335,7 @@ def publishes_first(right: Any) -> Any:
 
         if not isinstance(store, Lazy) and type(store).__name__ != "Lazy":
             self.store = Lazy()
-        return right(self, place, files, sharding, written)
+        return right(self, snapshot_id, files, sharding, written)
 
     return write_layer
 
@@ -414,7 +414,7 @@ DURABLE_MUTANTS = (
     Mutant("changes are kept before all were told", coordinator.Coordinator, "_expect_changes", hears_one_less, 3),
     Mutant("changes begin with what they ended with", program.Program, "take_changes", looks_too_late, 2),
     Mutant("a changelog hides that it was off", changelog.ChangeWriter, "start", leaps_over_gaps, 26),
-    Mutant("the log has no fence", log.Log, "_look", never_looks, 4),
+    Mutant("the log has no fence", log.Log, "_check_fence", never_looks, 4),
     Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends),
     Mutant("the log is not synced", log.Log, "_grow", never_syncs),
     Mutant("who takes over trusts the page cache", takeover, "find_end", trusts_the_cache, 12),
@@ -422,7 +422,7 @@ DURABLE_MUTANTS = (
     Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards, 9),
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),
     Mutant("what is old is deleted before the log says so", keeper.StoreWork, "save", deletes_at_once, 269),
-    Mutant("objects of snapshots do not carry the term", manifests.ManifestName, "_stem", writes_without_a_term),
+    Mutant("objects of snapshots do not carry the term", manifests.SnapshotId, "_stem", writes_without_a_term),
     Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 348),
     Mutant(
         "who takes over reads, and then announces itself",

@@ -40,16 +40,16 @@ class HistoryRow:
 class StateRead:
     """One question for state, and what was found."""
 
-    __slots__ = ("asked", "entities", "found", "house", "key", "operator")
+    __slots__ = ("asked", "entities", "found", "key", "operator", "process")
 
-    def __init__(self, operator: str | None, key: Any, asked: int, house: Any) -> None:
-        self.operator, self.key, self.asked, self.house = operator, key, asked, house  # house: who was asked
+    def __init__(self, operator: str | None, key: Any, asked: int, process: Any) -> None:
+        self.operator, self.key, self.asked, self.process = operator, key, asked, process  # house: who was asked
         self.found = 0
         self.entities: list[Any] = []
 
     def is_over(self) -> bool:
         """It is found, or will never be."""
-        return self.found > 0 or not self.house.is_alive
+        return self.found > 0 or not self.process.is_alive
 
 
 class History:
@@ -57,7 +57,7 @@ class History:
         self.unseal, self.violate = unseal, violate
         self.instant = 0
         self.rows: dict[str, HistoryRow] = {}
-        self.looks: list[StateRead] = []
+        self.reads: list[StateRead] = []
         self.repeats = 0  # answers for a request that had been answered before
 
     def now(self) -> int:

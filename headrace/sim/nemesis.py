@@ -17,7 +17,7 @@ CRASHES_MAX = 8  # a run is to come to an end
 class Nemesis:
     def __init__(self, world: World, rng: random.Random) -> None:
         self.world, self.rng, self.parameters = world, rng, world.parameters
-        world.on_start, world.on_open, world.on_pause = self.start, self.open, self.pause_house
+        world.on_start, world.on_open, world.on_pause = self.start, self.open, self.pause_process
         world.on_saved, self.snapshot_crashes = self.crash_after_snapshot, self.parameters.faults.snapshot_crashes
 
     def begin(self) -> None:
@@ -45,13 +45,13 @@ class Nemesis:
         world = self.world
         world.is_chaos = False
         world.disk.is_calm, world.disk.is_full = True, False
-        for house in world.houses:
-            house.pause_in = house.power_in = None
-            if house.store is not None:
-                house.store.dies_at = house.dies_in = None
-        nodes = [node for house in world.houses for node in (house.node, *house.workers.values())]
+        for process in world.processes:
+            process.pause_in = process.power_in = None
+            if process.store is not None:
+                process.store.dies_at = process.dies_in = None
+        nodes = [node for process in world.processes for node in (process.node, *process.workers.values())]
         for node in [*nodes, *world.zombies]:
-            node.lives = None
+            node.crash_in = None
             node.cut_off_until_us = 0
             world.after(self.rng.randrange(1, 5_000), world.wake, node)
         world.after(20_000, world.bury_zombies)
@@ -61,11 +61,11 @@ class Nemesis:
     def start(self, node: SimNode) -> None:
         """A worker starts, in a recovery perhaps: it, or another one, may crash before that is over."""
         world, faults = self.world, self.parameters.faults
-        if node.incarnation == 1 and node.house.number == 1:
+        if node.incarnation == 1 and node.process.number == 1:
             return
         if world.is_chaos and self.rng.random() < faults.crash_again and world.faults["crashes"] < CRASHES_MAX:
-            victim = self.rng.choice([node, *node.house.workers.values()])
-            victim.lives = self.rng.randrange(12)
+            victim = self.rng.choice([node, *node.process.workers.values()])
+            victim.crash_in = self.rng.randrange(12)
             world.fault("crashes armed in a recovery")
 
     def _worker(self) -> SimNode | None:
@@ -78,12 +78,12 @@ class Nemesis:
     def crash(self) -> None:
         node = self._worker()
         if node is not None:
-            node.lives = self.rng.randrange(8)
+            node.crash_in = self.rng.randrange(8)
 
     def pause(self) -> None:
         node = self._worker()
         if node is not None:
-            self.world.pause(node if self.rng.random() < 0.85 else node.house.node, self._until_us())
+            self.world.pause(node if self.rng.random() < 0.85 else node.process.node, self._until_us())
 
     def alarm(self) -> None:
         node = self._worker()
@@ -100,13 +100,13 @@ class Nemesis:
         self.rng.shuffle(numbers)
         at = self.rng.randrange(1, len(numbers))
         here, there = (numbers[:at], numbers[at:]) if self.rng.random() < 0.7 else (numbers[:1], numbers[1:2])
-        house = world.house.number if world.house is not None else 0
-        links = [(house, a, b) for a in here for b in there]
+        process_number = world.process.number if world.process is not None else 0
+        links = [(process_number, a, b) for a in here for b in there]
         until_us = self._until_us()
         is_one_way = self.rng.random() < 0.4
         world.fault("partitions one-way" if is_one_way else "partitions two-way")
         if not is_one_way:
-            links += [(house, b, a) for _, a, b in links]
+            links += [(process_number, b, a) for _, a, b in links]
         world.network.split(links, until_us)
         for number in sorted({n for _, a, b in links for n in (a, b) if 0 in (a, b)} - {0}):
             node = world.workers.get(number)
@@ -114,73 +114,73 @@ class Nemesis:
                 world.cut_off(node, until_us)
 
     def silence(self) -> None:
-        house, numbers = self.world.house, [0, *self.world.workers]
-        if house is not None and len(numbers) > 1 and self.world.is_chaos:
+        process, numbers = self.world.process, [0, *self.world.workers]
+        if process is not None and len(numbers) > 1 and self.world.is_chaos:
             self.world.fault("silent links")
             first, second = self.rng.sample(numbers, 2)
-            self.world.network.silence((house.number, first, second), self._until_us())
+            self.world.network.silence((process.number, first, second), self._until_us())
 
     # --- coordinators and their disk ---
 
-    def open(self, house: CoordinatorProcess) -> None:
+    def open(self, process: CoordinatorProcess) -> None:
         """A coordinator starts, in a recovery perhaps: it may crash before that is over."""
         world, faults = self.world, self.parameters.faults
         if world.is_chaos and faults.coordinator_crashes and self.rng.random() < faults.crash_again:
             world.fault("crashes armed in a coordinator's recovery")
-            self._arm(house, 60)
+            self._arm(process, 60)
         if world.is_chaos and faults.coordinator_pauses and self.rng.random() < 0.2:
-            house.pause_in = self.rng.randrange(40)
+            process.pause_in = self.rng.randrange(40)
 
-    def _arm(self, house: CoordinatorProcess, most: int) -> None:
+    def _arm(self, process: CoordinatorProcess, most: int) -> None:
         where = self.rng.choice((BEFORE, MIDDLE, AFTER))
-        house.dies_in = (self.rng.randrange(1, most), where)
+        process.dies_in = (self.rng.randrange(1, most), where)
 
     def crash_coordinator(self) -> None:
-        house = self.world.houses[-1]
-        if self.world.is_chaos and house.is_alive:
+        process = self.world.processes[-1]
+        if self.world.is_chaos and process.is_alive:
             if self.rng.random() < 0.5:
-                house.node.lives = self.rng.randrange(12)
+                process.node.crash_in = self.rng.randrange(12)
             else:
-                self._arm(house, 12)
+                self._arm(process, 12)
 
-    def crash_after_snapshot(self, house: CoordinatorProcess) -> None:
+    def crash_after_snapshot(self, process: CoordinatorProcess) -> None:
         """Rather while something has fired, aborted, and is not dropped yet: then only the snapshot knows."""
         if not self.world.is_chaos or not self.snapshot_crashes:
             return
-        if self.rng.random() < (0.8 if house.core.deferred.spent else 0.1):
+        if self.rng.random() < (0.8 if process.core.deferred.spent else 0.1):
             self.snapshot_crashes -= 1
             self.world.fault("coordinator crashes after a snapshot")
-            self.world.after(self.rng.randrange(1, 1_000), self.world.crash, house.node)
+            self.world.after(self.rng.randrange(1, 1_000), self.world.crash, process.node)
 
     def pause_coordinator(self) -> None:
         """Between two steps, or before one of the next operations of its store."""
-        house = self.world.houses[-1]
-        if self.world.is_chaos and house.is_alive:
+        process = self.world.processes[-1]
+        if self.world.is_chaos and process.is_alive:
             if self.rng.random() < 0.3:
-                self.pause_house(house)
+                self.pause_process(process)
             else:
-                house.pause_in = self.rng.randrange(10)
+                process.pause_in = self.rng.randrange(10)
 
-    def pause_house(self, house: CoordinatorProcess) -> None:
+    def pause_process(self, process: CoordinatorProcess) -> None:
         """It sleeps; in most cases somebody takes over meanwhile."""
         world = self.world
         until_us = self._until_us(1_000, 200_000)
-        world.pause(house.node, until_us)
+        world.pause(process.node, until_us)
         if self.rng.random() < 0.8:
-            world.at(self.rng.randint(world.now_us, until_us), world.replace, house)
+            world.at(self.rng.randint(world.now_us, until_us), world.replace, process)
 
     def take_over(self) -> None:
         """Somebody starts a second one, though the first is well."""
-        if self.world.is_chaos and self.world.houses[-1].is_serving:
+        if self.world.is_chaos and self.world.processes[-1].is_serving:
             self.world.fault("false takeovers")
-            self.world.replace(self.world.houses[-1])
+            self.world.replace(self.world.processes[-1])
 
     def lose_power(self) -> None:
         """At once, or between a write and its sync."""
         if self.world.is_chaos:
-            house = self.world.houses[-1]
-            if house.is_alive and self.rng.random() < 0.7:
-                house.power_in = self.rng.randrange(4)
+            process = self.world.processes[-1]
+            if process.is_alive and self.rng.random() < 0.7:
+                process.power_in = self.rng.randrange(4)
             else:
                 self.world.lose_power()
 
@@ -208,6 +208,6 @@ class Nemesis:
             if rows and self.rng.random() < 0.5:
                 key = self.rng.choice(rows).call[1]
         world.probe("state read while others run")
-        serving = [house for house in world.houses if house.is_serving]
+        serving = [process for process in world.processes if process.is_serving]
         if serving:  # perhaps one that was superseded, and does not know it
             world.read(operator, key, self.rng.choice(serving))

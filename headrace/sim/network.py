@@ -29,12 +29,12 @@ class SimNetwork:
     def send(self, source: SimNode, frame: Frame) -> bytes:
         data = encode(frame)
         world, rng, faults = self.world, self.rng, self.faults
-        link = (source.house.number, source.number, frame.to)
+        link = (source.process.number, source.number, frame.to)
         if len(self.kept) < KEPT_MAX:
             self.kept.append(data)
         else:
             self.kept[rng.randrange(KEPT_MAX)] = data
-        target = source.house.find(frame.to)
+        target = source.process.find(frame.to)
         if target is None or not world.is_chaos:
             if target is not None:
                 self._travel(link, data, target)
@@ -70,8 +70,8 @@ class SimNetwork:
     def _arrive(self, data: bytes, target: SimNode) -> None:
         frame = decode_frame(data)
         if not target.is_alive:  # a connection that comes back may bring what was under way to its successor
-            house = target.house if target.house.is_alive else self.world.house
-            successor = house.find(target.number) if house is not None and can_hear(house, frame) else None
+            process = target.process if target.process.is_alive else self.world.process
+            successor = process.find(target.number) if process is not None and can_hear(process, frame) else None
             if successor is None or self.rng.random() < 0.5:
                 return
             self.world.fault("reached a successor")
@@ -81,10 +81,10 @@ class SimNetwork:
     def echo(self) -> None:
         """Some old frame comes again, to whoever has the number now."""
         if self.kept and self.world.is_chaos:
-            frame, house = decode_frame(self.rng.choice(self.kept)), self.world.house
-            target = house.find(frame.to) if house is not None and can_hear(house, frame) else None
-            if house is not None and target is not None:
-                is_old_term = frame.term < house.core.backend.term
+            frame, process = decode_frame(self.rng.choice(self.kept)), self.world.process
+            target = process.find(frame.to) if process is not None and can_hear(process, frame) else None
+            if process is not None and target is not None:
+                is_old_term = frame.term < process.core.backend.term
                 self.world.fault("frames of old terms again" if is_old_term else "frames again")
                 self.world.receive(target, frame)
 
@@ -101,6 +101,6 @@ class SimNetwork:
         self.silent_until_us[link] = max(until_us, self.silent_until_us.get(link, 0))
 
 
-def can_hear(house: CoordinatorProcess, frame: Frame) -> bool:
+def can_hear(process: CoordinatorProcess, frame: Frame) -> bool:
     """Nothing leads from a newer coordinator's house into that of an older one."""
-    return bool(house.wanted_workers) and frame.term <= house.core.backend.term
+    return bool(process.wanted_workers) and frame.term <= process.core.backend.term

@@ -26,12 +26,12 @@ class SimClock:
 
 
 class SimNode:
-    def __init__(self, house: CoordinatorProcess, number: int, incarnation: int, core: Any, clock: SimClock) -> None:
-        self.house, self.number, self.incarnation, self.core, self.clock = house, number, incarnation, core, clock
-        self.name = f"{house.number}:{number}.{incarnation}"
+    def __init__(self, process: CoordinatorProcess, number: int, incarnation: int, core: Any, clock: SimClock) -> None:
+        self.process, self.number, self.incarnation, self.core, self.clock = process, number, incarnation, core, clock
+        self.name = f"{process.number}:{number}.{incarnation}"
         self.is_alive = True
         self.is_paused = False
         self.backlog: list[Any] = []  # what came while it was paused
         self.timer = 0  # which one counts
-        self.lives: int | None = None  # effects until it crashes
+        self.crash_in: int | None = None  # effects until it crashes
         self.cut_off_until_us = 0  # the driver cannot reach it

@@ -63,15 +63,15 @@ class Archive:
 
     # --- while it goes on ---
 
-    def promise(self, house: CoordinatorProcess, number: int, data: bytes) -> None:
+    def promise(self, process: CoordinatorProcess, number: int, data: bytes) -> None:
         known = self.records.get(number)
         if known is None:
-            self.records[number] = Promised(data, house.opened.log.term)
-            self._note(house, number, unpack(data)[0])
+            self.records[number] = Promised(data, process.opened_store.log.term)
+            self._note(process, number, unpack(data)[0])
         elif known.data != data:
-            self.world.violate(f"record {number} was promised, and {house.node.name} has another one")
+            self.world.violate(f"record {number} was promised, and {process.node.name} has another one")
 
-    def _note(self, house: CoordinatorProcess, number: int, header: Any) -> None:
+    def _note(self, process: CoordinatorProcess, number: int, header: Any) -> None:
         if isinstance(header, EpochHeader):
             if self.epochs.setdefault(header.number, number) != number:
                 known = self.epochs[header.number]
@@ -84,34 +84,34 @@ class Archive:
         elif isinstance(header, Decree):
             self.decrees.update(header.failures)
 
-    def take_over(self, house: CoordinatorProcess, opened: OpenedStore) -> None:
+    def take_over(self, process: CoordinatorProcess, opened_store: OpenedStore) -> None:
         """A coordinator has read the log. It may not have read less than what was promised in earlier terms."""
-        term = opened.log.term
+        term = opened_store.log.term
         self.terms[term] += 1
         if self.terms[term] > 1:
             self.world.violate(f"two coordinators have term {term}")
         try:
-            with self.world.disk.at_peace():
-                found = {record.number: record for record in opened.log.read(opened.log.first)}
+            with self.world.disk.without_faults():
+                found = {record.number: record for record in opened_store.log.read(opened_store.log.first)}
         except StoreError:
             if not any(each.term > term for each in self.records.values()):
                 raise  # else a newer one has retired what this one has found
             return
-        self._compare(f"{house.node.name} of term {term}", found, opened.log.first, term)
+        self._compare(f"{process.node.name} of term {term}", found, opened_store.log.first, term)
         terms = [record.term for record in found.values()]
         if terms != sorted(terms):
             self.world.violate(f"the log has terms {terms}")
         for number, record in found.items():
-            self.promise(house, number, record.data)
+            self.promise(process, number, record.data)
 
     def _compare(self, who: str, found: dict[int, Any], first: int, term: int) -> None:
         for number, (data, of_term) in self.records.items():
             if number >= first and of_term < term and (number not in found or found[number].data != data):
                 self.world.violate(f"{who} does not find record {number}, which was promised in term {of_term}")
 
-    def answer(self, house: CoordinatorProcess, answers: Answers) -> None:
+    def answer(self, process: CoordinatorProcess, answers: Answers) -> None:
         """Answers leave: all that decides them must be durable."""
-        who = house.node.name
+        who = process.node.name
         for epoch in dict.fromkeys(answers.epochs):
             if epoch is not None and epoch not in self.epochs:
                 self.world.violate(f"{who} answers from epoch {epoch}, which is not in the durable log")
@@ -123,15 +123,17 @@ class Archive:
             if failure.code == Poisoned.code and answers.tids[at] not in self.decrees:
                 self.world.violate(f"{who} answers TID {answers.tids[at]}, of which the durable log has no decree")
 
-    def perform(self, house: CoordinatorProcess, call: str) -> None:
+    def perform(self, process: CoordinatorProcess, call: str) -> None:
         """The outside world is asked: that is to be durable before, as an intent or as a message of an epoch."""
         if call not in self.intents and int(call.partition("-")[0]) > self.last_tid:
-            self.world.violate(f"{house.node.name} makes external call {call}, of which the durable log knows nothing")
+            self.world.violate(
+                f"{process.node.name} makes external call {call}, of which the durable log knows nothing"
+            )
 
-    def check_worst(self) -> None:
+    def check_worst_power_loss(self) -> None:
         """If power were lost now, and all that can be lost with it: would all that was promised be left?"""
         self.world.probe("worst loss of power imagined")
-        store = SimStore(self.world.disk.worst(), "what is left")
+        store = SimStore(self.world.disk.after_worst_power_loss(), "what is left")
         try:
             found = {record.number: record for record in read_log(store, "log", None)}
         except StoreError as error:
@@ -141,30 +143,30 @@ class Archive:
         if self.records and not found:
             self.world.violate("if power were lost now, nothing would be left of the log")
 
-    def saved(self, house: CoordinatorProcess, epoch: int) -> None:
+    def saved(self, process: CoordinatorProcess, epoch: int) -> None:
         """A snapshot was saved: it is loaded again, to be compared with the reference when the run is over."""
         if epoch in self.snapshots or self.world.disk_times.random() > 0.5:
             return
-        with self.world.disk.at_peace():
-            loaded = house.opened.snapshots.load()
+        with self.world.disk.without_faults():
+            loaded = process.opened_store.snapshots.load()
         if loaded is not None and loaded.manifest.epoch == epoch:
             self.snapshots[epoch] = loaded.tables
 
-    def changed(self, house: CoordinatorProcess) -> None:
+    def changed(self, process: CoordinatorProcess) -> None:
         """Changes are kept: read again, by somebody who only looks."""
         try:
-            with self.world.disk.at_peace():
+            with self.world.disk.without_faults():
                 store = SimStore(self.world.disk, "onlooker")
                 first, last = bounds(store, FOLDER)
                 number = max(first, self.changes_seen + 1)
                 found = [EpochChanges(each.data) for each in read_log(store, FOLDER, number)] if number <= last else []
         except StoreError as error:
-            self.world.violate(f"{house.node.name} has kept changes, and they cannot be read: {error!r}")
+            self.world.violate(f"{process.node.name} has kept changes, and they cannot be read: {error!r}")
             return
         self.changes_seen = last
         for each in found:
             if each.epoch in self.changes and each.since.keys() == self.changes[each.epoch].since.keys():
-                self.world.violate(f"{house.node.name} has written changes of epoch {each.epoch} for the second time")
+                self.world.violate(f"{process.node.name} has written changes of epoch {each.epoch} for the second time")
             self.changes[each.epoch] = each
             self.world.probe("changes kept" if each.epoch >= each.begin else "changelogs begun")
 

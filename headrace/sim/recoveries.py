@@ -89,8 +89,8 @@ class Points:
             if self.way == "effect" and self.counts["effects"] == self.point:
                 self.world.crash(node)
 
-    def operation(self, house: CoordinatorProcess, op: str, name: str) -> None:
-        world, store = self.world, house.store
+    def operation(self, process: CoordinatorProcess, op: str, name: str) -> None:
+        world, store = self.world, process.store
         if store is None or not world.is_chaos:
             return
         self.counts["operations"] += 1
@@ -99,13 +99,13 @@ class Points:
             store.dies_at = (store.operations, BEFORE)
         if self.way == "middle":
             if op == "append" and self.counts["writes"] == self.point:
-                self.victim = house
+                self.victim = process
                 store.dies_at = (store.operations, MIDDLE)
         elif self.counts["operations"] == self.point and self.way != "effect":
-            self._strike(house)
+            self._strike(process)
 
-    def _strike(self, house: CoordinatorProcess) -> None:
-        world, store = self.world, house.store
+    def _strike(self, process: CoordinatorProcess) -> None:
+        world, store = self.world, process.store
         assert store is not None
         if self.way == "kill":
             world.fault("coordinator crashes")
@@ -114,20 +114,20 @@ class Points:
             world.lose_power()
         elif self.way in ("pause", "race"):
             self.is_racing = self.way == "race"
-            world.pause(house.node, world.now_us + self.recovery.pause_us)
-            world.after(1, world.replace, house)
+            world.pause(process.node, world.now_us + self.recovery.pause_us)
+            world.after(1, world.replace, process)
 
-    def open(self, house: CoordinatorProcess) -> None:
+    def open(self, process: CoordinatorProcess) -> None:
         if self.is_racing:
             self.is_racing = False
-            house.pause_in = self.point % 19
+            process.pause_in = self.point % 19
 
-    def pause(self, house: CoordinatorProcess) -> None:
-        self.world.pause(house.node, self.world.now_us + self.recovery.pause_us // 2)
-        self.world.after(1, self.world.replace, house)
+    def pause(self, process: CoordinatorProcess) -> None:
+        self.world.pause(process.node, self.world.now_us + self.recovery.pause_us // 2)
+        self.world.after(1, self.world.replace, process)
 
-    def end(self, house: CoordinatorProcess) -> None:
-        if house is self.victim:
+    def end(self, process: CoordinatorProcess) -> None:
+        if process is self.victim:
             self.victim = None
             self.world.fault("coordinator crashes")
             self.world.lose_power()

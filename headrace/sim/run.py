@@ -159,33 +159,35 @@ class Simulation:
             self.clients[-1].begin()
             if not self._wait_for_all():
                 return
-        self._look_and_rest()
+        self._read_state_and_rest()
         if world.is_durable and not world.violations:
             self._restart()
-            self._look_and_rest()
+            self._read_state_and_rest()
         if not world.violations:
             self.check()
 
-    def _look_and_rest(self) -> None:
+    def _read_state_and_rest(self) -> None:
         """All state is read, and then nothing happens any more."""
         world = self.world
-        look: StateRead | None = None
-        while not world.violations and (look is None or not look.found):  # who is asked may still be superseded
-            self._within_patience(lambda: world.house is not None and world.house.is_alive, "nobody is there")
-            look = world.read(None, None)
-            if look is not None:
-                self._within_patience(look.is_over, "the state was not found")
+        state_read: StateRead | None = None
+        while not world.violations and (
+            state_read is None or not state_read.found
+        ):  # who is asked may still be superseded
+            self._within_patience(lambda: world.process is not None and world.process.is_alive, "nobody is there")
+            state_read = world.read(None, None)
+            if state_read is not None:
+                self._within_patience(state_read.is_over, "the state was not found")
         self._within_patience(lambda: not world.heap, "it does not come to rest")
-        if not world.violations and world.house is not None and world.house.wanted_workers:
+        if not world.violations and world.process is not None and world.process.wanted_workers:
             workers = {number: node.core for number, node in world.workers.items()}
             world.violations += check_rest(world.coordinator.core.backend, workers)
 
     def _restart(self) -> None:
         """Power is lost. Whoever starts next knows all that was answered, and answers the same."""
         world = self.world
-        last = world.houses[-1]
+        last = world.processes[-1]
         world.lose_power()
-        self._within_patience(lambda: world.house is not last and world.coordinator.is_alive, "nobody took over")
+        self._within_patience(lambda: world.process is not last and world.coordinator.is_alive, "nobody took over")
         for client in self.clients:
             client.ask_all_again()
         self._wait_for_all()
@@ -194,7 +196,7 @@ class Simulation:
         world = self.world
         self._within_patience(lambda: all(client.is_done for client in self.clients), "requests were not answered")
         self._within_patience(
-            lambda: world.house is not None and world.house.is_alive and not world.house.tokens,
+            lambda: world.process is not None and world.process.is_alive and not world.process.tokens,
             "questions were not answered",
         )
         return not world.violations
@@ -216,7 +218,9 @@ class Simulation:
         world.probes.update(log.probes)
         if world.is_durable and not world.violations:
             world.violations += check_changes(world.archive.changes, log, program.values)
-            world.violations += check_changelog(world.disk, world.archive.changes, world.houses[-1].opened, log)
+            world.violations += check_changelog(
+                world.disk, world.archive.changes, world.processes[-1].opened_store, log
+            )
             self.workload.hooks.watch(None)
             last = log.moments[-1]
             world.violations += check_replay(app, config, self.parameters.seed, world.archive.records, last)
@@ -245,10 +249,10 @@ class Simulation:
             if row.status == "aborted" and row.failure is not None:
                 probes[f"failure {row.failure.code}"] += 1
         probes["repeated answers"] = world.history.repeats
-        for house in world.houses:
-            if house.core is not None and house.wanted_workers:
-                seen = house.core.backend.metrics()
+        for process in world.processes:
+            if process.core is not None and process.wanted_workers:
+                seen = process.core.backend.metrics()
                 for probe, metric in METRICS.items():
                     probes[probe] += seen.get(metric, 0)
-                probes["copies of the state"] += int(house.core.backend.copied_tid > 0)
+                probes["copies of the state"] += int(process.core.backend.copied_tid > 0)
         return +probes

@@ -74,7 +74,7 @@ class World:
         self.disk_times = parameters.rng("disk times")
         self.settings = parameters.rng("settings")
         self.changes = parameters.rng("changes")
-        self.abroad = parameters.rng("outside")
+        self.outside_rng = parameters.rng("outside")
         self.now_us = 1_000_000
         self.heap: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.pushed = self.events = self.effects = self.nested = 0
@@ -86,15 +86,15 @@ class World:
         self.trace = trace
         self.last_token = 0
         self.zombies: list[SimNode] = []
-        self.houses: list[CoordinatorProcess] = []
-        self.house: CoordinatorProcess | None = None  # the newest that serves
+        self.processes: list[CoordinatorProcess] = []
+        self.process: CoordinatorProcess | None = None  # the newest that serves
         self.on_start: Callable[[SimNode], None] = lambda node: None
         self.on_effect: Callable[[SimNode, str], None] = lambda node, name: None
-        self.on_operation: Callable[[CoordinatorProcess, str, str], None] = lambda house, op, name: None
-        self.on_pause: Callable[[CoordinatorProcess], None] = lambda house: None
-        self.on_open: Callable[[CoordinatorProcess], None] = lambda house: None
-        self.on_end: Callable[[CoordinatorProcess], None] = lambda house: None
-        self.on_saved: Callable[[CoordinatorProcess], None] = lambda house: None
+        self.on_operation: Callable[[CoordinatorProcess, str, str], None] = lambda process, op, name: None
+        self.on_pause: Callable[[CoordinatorProcess], None] = lambda process: None
+        self.on_open: Callable[[CoordinatorProcess], None] = lambda process: None
+        self.on_end: Callable[[CoordinatorProcess], None] = lambda process: None
+        self.on_saved: Callable[[CoordinatorProcess], None] = lambda process: None
         self.disk = Disk(
             parameters.rng("disk"), parameters.faults.of_disk, parameters.store != "objects", self._later, self.fault
         )
@@ -135,13 +135,13 @@ class World:
 
     @property
     def workers(self) -> dict[int, SimNode]:
-        return self.house.workers if self.house is not None else {}
+        return self.process.workers if self.process is not None else {}
 
     @property
     def coordinator(self) -> SimNode:
         """The one that has all others believe in it."""
-        assert self.house is not None
-        return self.house.node
+        assert self.process is not None
+        return self.process.node
 
     def is_slow(self) -> bool:
         return self.is_chaos and self.parameters.faults.slow_store and self.disk_times.random() < 0.02
@@ -149,9 +149,9 @@ class World:
     # --- time ---
 
     def begin(self) -> None:
-        self.open_house()
-        if self.house is None:
-            self.run(lambda: self.house is not None, self.now_us + 10_000_000)
+        self.start_coordinator()
+        if self.process is None:
+            self.run(lambda: self.process is not None, self.now_us + 10_000_000)
 
     def run(self, until: Callable[[], bool], until_us: int) -> bool:
         """Let events happen until something holds. False if the time is over, or nothing is left to happen, before."""
@@ -167,7 +167,7 @@ class World:
             action(*args)
         return True
 
-    def meanwhile(self, waits: Callable[[], bool], until_us: int | None = None) -> None:
+    def run_others_while(self, waits: Callable[[], bool], until_us: int | None = None) -> None:
         """Somebody is in the middle of something: others go on as long as it waits."""
         self.nested += 1
         self.run(lambda: not waits(), 1 << 62 if until_us is None else until_us)
@@ -177,42 +177,44 @@ class World:
 
     # --- houses ---
 
-    def open_house(self) -> None:
+    def start_coordinator(self) -> None:
         """A coordinator starts, and takes over from whoever is there."""
-        number = len(self.houses) + 1
+        number = len(self.processes) + 1
         if number > STARTS_MAX:
             raise CoreFailed(f"{STARTS_MAX} coordinators were started: none of them stays")
         config, workers, mode = self.parameters.settings(self.settings, number, self.is_chaos)
-        house = CoordinatorProcess(self, number, config, workers, mode)
-        self.houses.append(house)
+        process = CoordinatorProcess(self, number, config, workers, mode)
+        self.processes.append(process)
         self.note(f"coordinator {number} starts, {workers} workers, {mode}")
-        self.on_open(house)
-        if not house.open():
+        self.on_open(process)
+        if not process.open():
             return
-        if self.house is None or self.house.number < house.number:
-            if self.house is not None and self.house.is_alive:
+        if self.process is None or self.process.number < process.number:
+            if self.process is not None and self.process.is_alive:
                 self.fault("coordinators superseded")
-            self.house = house
-        self.step(house.node, None)
+            self.process = process
+        self.step(process.node, None)
 
-    def end(self, house: CoordinatorProcess) -> None:
+    def end(self, process: CoordinatorProcess) -> None:
         """Its process is gone; whoever watches over it starts another one, unless that has been done already."""
-        if not house.node.is_alive:
+        if not process.node.is_alive:
             return
-        house.node.is_alive = house.is_serving = False
-        self.on_end(house)
-        if house.store is not None:
-            house.store.is_alive = False
-        house.tokens.clear()
-        self.history.looks = [look for look in self.history.looks if look.found or look.house is not house]
-        for node in house.workers.values():
+        process.node.is_alive = process.is_serving = False
+        self.on_end(process)
+        if process.store is not None:
+            process.store.is_alive = False
+        process.tokens.clear()
+        self.history.reads = [
+            state_read for state_read in self.history.reads if state_read.found or state_read.process is not process
+        ]
+        for node in process.workers.values():
             self.after(self.schedule.randint(0, 30_000), self._vanish, node)
-        if house is self.houses[-1]:
-            self.after(self.schedule.randint(500, 20_000), self.replace, house)
+        if process is self.processes[-1]:
+            self.after(self.schedule.randint(500, 20_000), self.replace, process)
 
-    def replace(self, house: CoordinatorProcess) -> None:
-        if house is self.houses[-1]:
-            self.open_house()
+    def replace(self, process: CoordinatorProcess) -> None:
+        if process is self.processes[-1]:
+            self.start_coordinator()
 
     def _vanish(self, node: SimNode) -> None:
         node.is_alive = False
@@ -220,8 +222,8 @@ class World:
     def lose_power(self) -> None:
         self.note("power is lost")
         self.disk.lose_power()
-        for house in self.houses:
-            self.end(house)
+        for process in self.processes:
+            self.end(process)
 
     # --- nodes ---
 
@@ -251,27 +253,27 @@ class World:
         except Exception as error:
             raise CoreFailed(f"node {node.name} raised {error!r} on {type(event).__name__}") from error
         flights = () if node.number else getattr(core.backend, "flights", ())
-        if len(flights) > node.house.config.epochs_in_flight_max:
+        if len(flights) > node.process.config.epochs_in_flight_max:
             self.violate(f"{len(flights)} epochs run at the same time")
         if hooks.spun is not None:
             self._get_stuck(node, hooks.spun)
         else:
-            self._happen(node, effects)
+            self._apply_effects(node, effects)
 
-    def _happen(self, node: SimNode, effects: list[Any]) -> None:
+    def _apply_effects(self, node: SimNode, effects: list[Any]) -> None:
         for effect in effects:
             name = type(effect).__name__
             self.effects += 1
             self.on_effect(node, name)
-            if node.lives is not None:
-                node.lives -= 1
-                if node.lives < 0:
+            if node.crash_in is not None:
+                node.crash_in -= 1
+                if node.crash_in < 0:
                     self.crash(node)
             if not node.is_alive:
                 return
-            self.told(node, name, EFFECTS[type(effect)](self, node, effect), effect)
+            self.trace_event(node, name, EFFECTS[type(effect)](self, node, effect), effect)
 
-    def told(self, node: SimNode, what: str, data: bytes, effect: Any = None) -> None:
+    def trace_event(self, node: SimNode, what: str, data: bytes, effect: Any = None) -> None:
         """Into the trace."""
         line = f"{self.now_us} {node.name} {what} "
         self.digest.update(line.encode())
@@ -293,37 +295,37 @@ class World:
             self.step(node, Tick())
 
     def _send(self, node: SimNode, effect: Any) -> bytes:
-        frame, house = effect.frame, node.house
+        frame, process = effect.frame, node.process
         if frame.source != node.number:
             raise CoreFailed(f"node {node.name} sends in the name of {frame.source}")
         if node.number == 0:
-            if frame.term < house.last_term:
-                raise CoreFailed(f"the coordinator sends in term {frame.term} after {house.last_term}")
-            house.last_term = frame.term
-        elif frame.term > house.core.backend.term:
-            raise CoreFailed(f"worker {node.name} has term {frame.term}, the coordinator {house.core.backend.term}")
-        elif node is not house.workers.get(node.number):
+            if frame.term < process.last_term:
+                raise CoreFailed(f"the coordinator sends in term {frame.term} after {process.last_term}")
+            process.last_term = frame.term
+        elif frame.term > process.core.backend.term:
+            raise CoreFailed(f"worker {node.name} has term {frame.term}, the coordinator {process.core.backend.term}")
+        elif node is not process.workers.get(node.number):
             self.probe("zombies spoke")
-            if frame.term == house.core.backend.term:
+            if frame.term == process.core.backend.term:
                 self.violate(f"{node.name} was replaced, and takes part in term {frame.term}")
         return self.network.send(node, frame)
 
     def _start(self, node: SimNode, effect: Any) -> bytes:
         """A fresh worker; the one before is stopped, if it can be reached."""
-        number, house = effect.worker, node.house
-        self._dismiss(house, number)
-        house.incarnations[number] += 1
-        core = Worker(self.workload.app, house.config, number, like=house.core.program, term=effect.term)
-        fresh = house.workers[number] = SimNode(house, number, house.incarnations[number], core, self.new_clock())
+        number, process = effect.worker, node.process
+        self._dismiss(process, number)
+        process.incarnations[number] += 1
+        core = Worker(self.workload.app, process.config, number, like=process.core.program, term=effect.term)
+        fresh = process.workers[number] = SimNode(process, number, process.incarnations[number], core, self.new_clock())
         self.on_start(fresh)
         return b"%d" % number
 
     def _stop(self, node: SimNode, effect: Any) -> bytes:
-        self._dismiss(node.house, effect.worker)
+        self._dismiss(node.process, effect.worker)
         return b"%d" % effect.worker
 
-    def _dismiss(self, house: CoordinatorProcess, number: int) -> None:
-        old = house.workers.pop(number, None)
+    def _dismiss(self, process: CoordinatorProcess, number: int) -> None:
+        old = process.workers.pop(number, None)
         if old is None or not old.is_alive:
             return
         if old.is_paused or old.cut_off_until_us > self.now_us:
@@ -338,7 +340,7 @@ class World:
         self.note(f"{node.name} crashes")
         if node.number == 0:
             self.fault("coordinator crashes")
-            self.end(node.house)
+            self.end(node.process)
         else:
             self.fault("crashes")
             node.is_alive = False
@@ -346,21 +348,21 @@ class World:
 
     def report_lost(self, node: SimNode) -> None:
         """The driver tells the coordinator, unless it was replaced already."""
-        if node.house.workers.get(node.number) is node:
+        if node.process.workers.get(node.number) is node:
             self.note(f"{node.name} is lost")
-            self.step(node.house.node, Lost(node.number))
+            self.step(node.process.node, Lost(node.number))
 
     def _get_stuck(self, node: SimNode, tid: int) -> None:
         """Its function does not come back: after a while the driver stops it."""
         self.fault("overruns")
         node.is_alive = False
         self.note(f"{node.name} is stuck in TID {tid}")
-        self.after(node.house.config.wall_limit_us, self._stop_stuck, node, tid)
+        self.after(node.process.config.wall_limit_us, self._stop_stuck, node, tid)
 
     def _stop_stuck(self, node: SimNode, tid: int) -> None:
-        if node.house.workers.get(node.number) is node:
+        if node.process.workers.get(node.number) is node:
             self.note(f"{node.name} overran in TID {tid}")
-            self.step(node.house.node, Overran(node.number, tid))
+            self.step(node.process.node, Overran(node.number, tid))
 
     def pause(self, node: SimNode, until_us: int) -> None:
         if node.is_alive and not node.is_paused:
@@ -369,7 +371,7 @@ class World:
             self.note(f"{node.name} pauses")
             self.at(until_us, self.wake, node)
             if node.number:
-                self.after(node.house.config.silence_us_max, self._miss, node)
+                self.after(node.process.config.silence_us_max, self._miss, node)
 
     def _miss(self, node: SimNode) -> None:
         """It has been silent for long."""
@@ -379,7 +381,7 @@ class World:
     def cut_off(self, node: SimNode, until_us: int) -> None:
         """The driver does not hear of it either."""
         node.cut_off_until_us = max(until_us, node.cut_off_until_us)
-        self.after(node.house.config.silence_us_max, self._miss, node)
+        self.after(node.process.config.silence_us_max, self._miss, node)
 
     def wake(self, node: SimNode) -> None:
         if node.is_alive and node.is_paused:
@@ -392,36 +394,36 @@ class World:
     def bury_zombies(self) -> None:
         for node in self.zombies:
             node.is_alive = False
-        for house in self.houses[:-1]:
-            self.end(house)
+        for process in self.processes[:-1]:
+            self.end(process)
 
     # --- clients and operators ---
 
     def new_token(
         self,
-        house: CoordinatorProcess,
+        process: CoordinatorProcess,
         then: Callable[[Any], None],
         is_misuse: bool = False,
         may_be_refused: Callable[[], bool] = lambda: False,
     ) -> int:
         """For a question; a misuse is one that must not be taken."""
         self.last_token += 1
-        house.tokens[self.last_token] = (then, is_misuse, may_be_refused)
+        process.tokens[self.last_token] = (then, is_misuse, may_be_refused)
         return self.last_token
 
     def _answer(self, node: SimNode, effect: Any) -> bytes:
         answers: Answers = effect.answers
         if effect.token is None:  # asked by nobody who is still there
             return b""
-        if effect.token not in node.house.tokens:
+        if effect.token not in node.process.tokens:
             raise CoreFailed(f"submission {effect.token} was answered twice: {answers.ids}")
-        then, is_misuse, may_be_refused = node.house.tokens.pop(effect.token)
+        then, is_misuse, may_be_refused = node.process.tokens.pop(effect.token)
         if is_past(answers) and may_be_refused():
             return repr(effect.token).encode()
         if self.is_durable:
-            self.archive.answer(node.house, answers)
+            self.archive.answer(node.process, answers)
             if self.disk_times.random() < 0.05:
-                self.archive.check_worst()
+                self.archive.check_worst_power_loss()
         if not is_misuse:
             self.history.answer(answers)
             then(answers)
@@ -430,70 +432,70 @@ class World:
         return repr((effect.token, list(answers.tids), answers.results)).encode()
 
     def _refuse(self, node: SimNode, effect: Any) -> bytes:
-        _, _, may_be_refused = node.house.tokens.pop(effect.token)
+        _, _, may_be_refused = node.process.tokens.pop(effect.token)
         if not may_be_refused():
             self.violate(f"submission {effect.token} was refused: {effect.error!r}")
         return repr(effect.token).encode()
 
-    def read(self, operator: str | None, key: Any, house: CoordinatorProcess | None = None) -> StateRead | None:
+    def read(self, operator: str | None, key: Any, process: CoordinatorProcess | None = None) -> StateRead | None:
         """None if nobody is there to be asked."""
-        house = house or self.house
-        if house is None or not house.is_alive:
+        process = process or self.process
+        if process is None or not process.is_alive:
             return None
-        look = StateRead(operator, key, self.history.now(), house)
-        self.history.looks.append(look)
-        token = self.new_token(house, lambda entities: self._note_found(look, entities))
-        self.step(house.node, Read(token, operator, key))
-        return look
+        state_read = StateRead(operator, key, self.history.now(), process)
+        self.history.reads.append(state_read)
+        token = self.new_token(process, lambda entities: self._note_found(state_read, entities))
+        self.step(process.node, Read(token, operator, key))
+        return state_read
 
-    def _note_found(self, look: StateRead, entities: list[Any]) -> None:
-        look.found, look.entities = self.history.now(), entities
+    def _note_found(self, state_read: StateRead, entities: list[Any]) -> None:
+        state_read.found, state_read.entities = self.history.now(), entities
 
-    def _found(self, node: SimNode, effect: Any) -> bytes:
-        node.house.tokens.pop(effect.token)[0](effect.entities)
+    def _read_result(self, node: SimNode, effect: Any) -> bytes:
+        node.process.tokens.pop(effect.token)[0](effect.entities)
         return repr(effect.entities).encode()
 
     def rescale(self, workers: int) -> None:
-        house = self.house
-        if house is None or not house.is_alive or not house.wanted_workers:
+        process = self.process
+        if process is None or not process.is_alive or not process.wanted_workers:
             return
         self.fault("rescales")
         self.note(f"rescale to {workers}")
-        may_refuse = workers > house.config.shards or (workers > 1 and house.mode == "serial")
-        token = self.new_token(house, lambda effect: None, may_be_refused=lambda: may_refuse)
-        self.step(house.node, Rescale(token, workers))
+        may_refuse = workers > process.config.shards or (workers > 1 and process.mode == "serial")
+        token = self.new_token(process, lambda effect: None, may_be_refused=lambda: may_refuse)
+        self.step(process.node, Rescale(token, workers))
 
     def _rescaled(self, node: SimNode, effect: Any) -> bytes:
-        node.house.tokens.pop(effect.token)
+        node.process.tokens.pop(effect.token)
         self.probe("rescaled")
         return repr(effect).encode()
 
     # --- what is to be kept ---
 
     def _append(self, node: SimNode, effect: Any) -> bytes:
-        return node.house.append(effect)
+        return node.process.append(effect)
 
     def _check(self, node: SimNode, effect: Any) -> bytes:
-        node.house.check(effect)
+        node.process.check(effect)
         return b"%d" % effect.ticket
 
     def _keep(self, node: SimNode, effect: Any) -> bytes:
-        node.house.desk.lay_out(effect.epoch, effect.changes)
-        node.house.keep(effect.epoch)
+        node.process.store_work.prepare(effect.epoch, effect.changes)
+        node.process.keep(effect.epoch)
         return b"%d" % effect.epoch.number
 
     def _save(self, node: SimNode, effect: Any) -> bytes:
         self.probe("snapshots")
-        node.house.keep(effect.snapshot)
+        node.process.keep(effect.snapshot)
         return b"%d" % effect.snapshot.epoch
 
     # --- the outside world ---
 
     def _perform(self, node: SimNode, effect: Any) -> bytes:
         """Each time it answers something else: who asks again has to go by what is in the log."""
-        rng = self.abroad
+        rng = self.outside_rng
         self.probe("external calls")
-        self.archive.perform(node.house, effect.call)
+        self.archive.perform(node.process, effect.call)
         failure = "refused" if rng.random() < 0.2 else None
         result = None if failure else [effect.name, *effect.args, rng.randrange(1_000)]
         self.after(rng.choice((100, 1_000, 30_000)), self.step, node, Responded(effect.call, result, failure))
@@ -511,7 +513,7 @@ EFFECTS: dict[type, Callable[[World, SimNode, Any], bytes]] = {
     Refuse: World._refuse,
     Start: World._start,
     Stop: World._stop,
-    ReadResult: World._found,
+    ReadResult: World._read_result,
     Rescaled: World._rescaled,
     Append: World._append,
     Check: World._check,

@@ -210,11 +210,11 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
     if replace or identity_of(store) is None:
         return
     view = View(store, operator.name, app)
-    manifest = view.past.snapshots.newest()
+    manifest = view.reader.snapshots.newest()
     if manifest is None:
         return
-    moment = EpochEnd(manifest.epoch, manifest.place)
-    print = view.print(moment)
+    moment = EpochEnd(manifest.epoch, manifest.snapshot_id)
+    print = view.app_fingerprint(moment)
     if operator.name in print.operators:
         count = sum(map(len, itertools.islice(view.read(moment, print), 1)))
         if count:
@@ -250,7 +250,7 @@ class Load:
         self.df, self.plan, self.bulk, self.operator, self.config = df, plan, bulk, operator, config
         self.replace = replace
         self.url = address_of(bulk.store)
-        self.target = BulkTarget(bulk.place, placed(operator), config.shards)
+        self.target = BulkTarget(bulk.snapshot_id, placed(operator), config.shards)
         self.groups = groups_for(df, config.shards)
 
     def run(self) -> dict[str, Any]:
@@ -300,8 +300,8 @@ class Load:
         base = self.bulk.base
         assert base is not None
         view = View(self.bulk.store, self.operator.name)
-        moment = EpochEnd(base.epoch, base.place)
-        if self.operator.name not in view.print(moment).operators:
+        moment = EpochEnd(base.epoch, base.snapshot_id)
+        if self.operator.name not in view.app_fingerprint(moment).operators:
             return []
         ranges = self.df.sparkSession.range(0, self.groups, 1, self.groups)
         return self._collect(
@@ -402,7 +402,7 @@ def delete_group(url: str, target: BulkTarget, moment: EpochEnd, group: int, gro
     store = open_store(url)
     view = View(store, target.operator.name)
     mine = [shard for shard in range(target.shards) if shard * groups // target.shards == group]
-    scan = view.scan(moment, view.print(moment))
+    scan = view.scan(moment, view.app_fingerprint(moment))
     if not scan.is_aligned:  # then nobody can read a part of it: one does all
         mine = list(range(target.shards)) if group == 0 else []
     if not mine:

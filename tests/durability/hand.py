@@ -158,7 +158,7 @@ class NoSnapshots(SimStore):
 
 def after_power_loss(store: SimStore) -> SimStore:
     """What another process finds when all that was not synced is gone."""
-    return type(store)(store.disk.worst(), store.who)
+    return type(store)(store.disk.after_worst_power_loss(), store.who)
 
 
 print_of = functools.cache(fingerprint)  # the code of an app does not change while tests run
@@ -180,20 +180,20 @@ class Hand(Fleet):
         self.app, self.config = app, Config(**{"snapshot_interval_us": 1 << 60} | config)  # none by themselves
         self.choose = (lambda ready: ready[0]) if seed is None else at_random(seed)
         with patch.object(recovery, "fingerprint", print_of):
-            self.opened = OpenedStore(store, app, self.config)
-        durable: dict[str, Any] = {"is_durable": True, "seed": self.opened.seed}
+            self.opened_store = OpenedStore(store, app, self.config)
+        durable: dict[str, Any] = {"is_durable": True, "seed": self.opened_store.seed}
         if workers:
-            term = self.opened.log.term
+            term = self.opened_store.log.term
             self.core: Any = on_workers(app, self.config, workers, mode, term=term, **durable)
         else:
             self.core = Engine(app, self.config, **durable)
-        self.opened.restore(self.core)
+        self.opened_store.restore(self.core)
         self.engine, self.coordinator = self.core, self.core.backend
         self.workers, self.links, self.timers = {}, {}, {}
         self.now_us, self.effects = now_us, []
         self.messages = self.bytes = 0
         self.admission = Admission(self.core.program)
-        self.desk = StoreWork(self.opened)
+        self.store_work = StoreWork(self.opened_store)
         self.records: deque[PendingRecord | Check] = deque()  # on their way to the log
         self.rest: deque[Any] = deque()  # replies, snapshots, retirements
         self.submitted = 0
@@ -251,7 +251,7 @@ class Hand(Fleet):
         group = [self.records.popleft() for _ in range(len(self.records) if count is None else count)]
         if not group:
             return False
-        for news in self.desk.append(group):
+        for news in self.store_work.append(group):
             self.submit(news)
         self.rest.extend(item for item in group if isinstance(item, PendingRecord) and item.retired)
         return True
@@ -262,14 +262,14 @@ class Hand(Fleet):
             return False
         first = self.rest.popleft()
         if isinstance(first, Keep):
-            self.desk.lay_out(first.epoch, first.changes)
-            self.desk.keep([first.epoch])
+            self.store_work.prepare(first.epoch, first.changes)
+            self.store_work.keep([first.epoch])
         elif isinstance(first, Save):
-            for news in self.desk.save(first.snapshot):
+            for news in self.store_work.save(first.snapshot):
                 self.submit(news)
-            self.desk.compact()
+            self.store_work.compact()
         else:
-            self.desk.retire(first.retired)
+            self.store_work.retire(first.retired)
         return True
 
     def hold_save(self) -> Save:
@@ -318,7 +318,7 @@ class Hand(Fleet):
         super()._apply(node, effects)
         for effect in self.effects:
             if isinstance(effect, Append):
-                self.records.append(self.desk.encode(effect))
+                self.records.append(self.store_work.encode(effect))
             elif isinstance(effect, Check):
                 self.records.append(effect)
             elif isinstance(effect, Keep | Save):

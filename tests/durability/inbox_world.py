@@ -24,7 +24,7 @@ import pyarrow as pa
 from headrace import Abort, App, Context
 from headrace.core.events import Read, TakeSnapshot
 from headrace.durability.inbox import inbox
-from headrace.durability.inbox.batches import dead_names, read_dead
+from headrace.durability.inbox.dead_letters import dead_letter_names, read_dead_letters
 from headrace.durability.inbox.inbox import Closed, close_batch, write_segment
 from headrace.durability.log.log import read_log
 from headrace.durability.store import Store
@@ -402,7 +402,7 @@ class World:
         """The rows in the order of their TIDs, and what they gave."""
         order, told, ids, last = [], {}, [], 0
         for record in read_log(store, "replies"):
-            epoch = hand.desk.records.decode_replies(record.data)
+            epoch = hand.store_work.records.decode_replies(record.data)
             for piece, start in zip(epoch.pieces, epoch.starts(), strict=True):
                 for at in range(piece.size):
                     row = start + at
@@ -429,8 +429,8 @@ class World:
     def _dead(self, store: Any) -> Counter[int]:
         return Counter(
             msgspec.json.decode(letter["args"])[0]
-            for name in dead_names(store)
-            for letter in read_dead(store, name).to_pylist()
+            for name in dead_letter_names(store)
+            for letter in read_dead_letters(store, name).to_pylist()
         )
 
     def _check_order(self, order: list[int]) -> None:
@@ -498,6 +498,6 @@ def notes(engine: Engine, key: str = "a") -> list[int]:
 def dead_rows(store: Store) -> list[tuple[str, int, int]]:
     return [
         (each["query"], each["batch"], each["row"])
-        for name in dead_names(store, is_final=False)
-        for each in read_dead(store, name).to_pylist()
+        for name in dead_letter_names(store, is_final=False)
+        for each in read_dead_letters(store, name).to_pylist()
     ]

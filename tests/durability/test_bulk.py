@@ -72,11 +72,11 @@ NEW = {key: key * 3 for key in range(40, 60)}
 def load_new(store: DirectoryStore) -> None:
     """What load.py does, without Spark: 20 entities in the place of all there are."""
     bulk = Bulk(store, app, Config())
-    target = BulkTarget(bulk.place, account, 64)
+    target = BulkTarget(bulk.snapshot_id, account, 64)
     assert bulk.base is not None
     view = View(store, "account")
-    moment = EpochEnd(bulk.base.epoch, bulk.base.place)
-    found = view.read(moment, view.print(moment))
+    moment = EpochEnd(bulk.base.epoch, bulk.base.snapshot_id)
+    found = view.read(moment, view.app_fingerprint(moment))
     gone = write(store, target, 0, ((each.keys, deletions(each.keys)) for each in found))
     sealing = Sealing(Config())
     keys = sealing.keys(pa.array(list(NEW)))

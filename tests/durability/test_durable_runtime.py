@@ -490,7 +490,7 @@ def test_with_any_file_damaged_a_store_starts_with_all_that_was_answered_or_says
     answered.append(hand.run("three", CALLS))
     state = hand.state()
     if is_closed:
-        hand.opened.close()
+        hand.opened_store.close()
     refused, started = set(), set()
     for name, file in sorted(store.disk.files.items()):
         for spoiled in damaged(bytes(file.data)):

@@ -22,14 +22,14 @@ from tests.durability.memory import BOTH, Disk, MemoryStore, Process
 class CheckThenAppend(Log):
     """The planted fault: it looks for a successor before it writes, and not after."""
 
-    def _look(self) -> None:
+    def _check_fence(self) -> None:
         if self._is_before:
-            super()._look()
+            super()._check_fence()
 
     _is_before = True
 
     def append(self, payloads: list[bytes]) -> int:
-        self._look()
+        self._check_fence()
         self._is_before = False
         try:
             return super().append(payloads)

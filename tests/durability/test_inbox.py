@@ -16,14 +16,15 @@ from headrace import Config, Runtime
 from headrace.core.admission import Admission
 from headrace.core.program import Program
 from headrace.durability.identity import with_checksum
-from headrace.durability.inbox.batches import BatchCache, read_calls
+from headrace.durability.inbox.batch_cache import BatchCache
+from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.inbox import (
     Closed,
     await_taken,
     close_batch,
     held,
     last_taken,
-    take_away,
+    mark_taken,
     waiting,
     write_segment,
 )
@@ -448,7 +449,7 @@ def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> No
 def test_take_away_never_lowers_what_was_taken() -> None:
     store = memory()
     for number in (0, 1, 2, 1):
-        take_away(store, ("q", number))
+        mark_taken(store, ("q", number))
     assert last_taken(store, "q") == 2
 
 
@@ -464,7 +465,7 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 4"):
         close_batch(store, closed(4))
-    take_away(store, ("q", 0))
+    mark_taken(store, ("q", 0))
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 2"):
         close_batch(store, closed(2))
@@ -483,6 +484,6 @@ def test_a_worker_judges_rows_by_the_limits_that_they_were_taken_under(tmp_path:
     closed = Closed("q", 0, "item.note", [write_segment(store, "q", 0, 0, rows)])
     taken = read_calls(store, closed, Admission(Program(app, Config())))
     assert list(taken.refused) == [1]
-    shelf = BatchCache(store, Program(app, Config(request_id_bytes_max=1_000)))
+    cache = BatchCache(store, Program(app, Config(request_id_bytes_max=1_000)))
     run = Run(1, "serial", (1, 2, 1), 0, [], [], None, [], [], stored=[(taken.stored or b"", 0, 1)])
-    assert shelf.fill(run).keys == ["a"]
+    assert cache.fill(run).keys == ["a"]

@@ -63,8 +63,8 @@ def read(scan: Scan, count: int, **given: Any) -> list[tuple[Any, Any]]:
             keys = join(found.keys)
             assert len(keys) == len(found)
             assert all(column.null_count < len(column) for column in (*found.keys.values(), *found.states.values()))
-            if scan.placed is not None:
-                assert all(within[0] <= shard_of(scan.placed, key, SHARDS) <= within[1] for key in keys)
+            if scan.operator is not None:
+                assert all(within[0] <= shard_of(scan.operator, key, SHARDS) <= within[1] for key in keys)
             rows += zip(keys, join(found.states), strict=True)
     return rows
 

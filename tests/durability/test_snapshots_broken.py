@@ -14,7 +14,7 @@ from hypothesis import Phase
 from headrace.core.events import Snapshot
 from headrace.durability.snapshots import snapshots
 from headrace.durability.snapshots.layers import LayerSource
-from headrace.durability.snapshots.manifests import Layer, Manifest, ManifestName, place_of
+from headrace.durability.snapshots.manifests import Layer, Manifest, SnapshotId, parse_snapshot_id
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import Fenced, HeadraceError, SnapshotBroken, StoreError, WrongStore
 from headrace.wire.values import MISSING
@@ -104,7 +104,9 @@ def deaths(kind: type[Snapshots]) -> int:
                 store.delete(name)
             assert loaded_epoch(store) == 9
             assert not [
-                name for name in store.objects if place_of(name) < ManifestName(2, 0, 0) and not named(store, name)
+                name
+                for name in store.objects
+                if parse_snapshot_id(name) < SnapshotId(2, 0, 0) and not named(store, name)
             ]
     return steps
 
@@ -281,7 +283,7 @@ def test_a_store_with_nothing_but_a_broken_manifest_is_not_an_empty_one() -> Non
 
 def test_a_manifest_under_another_name_is_none(store: MemoryStore) -> None:
     name = new(store).manifests()[-1].name
-    store.objects[ManifestName(1, 99, 99).manifest()] = store.objects[name]
+    store.objects[SnapshotId(1, 99, 99).manifest()] = store.objects[name]
     assert not new(store).manifests()[-1].is_complete
     assert loaded_epoch(store) == 3
 
@@ -346,7 +348,7 @@ def test_a_snapshot_may_be_saved_while_layers_are_folded(store: MemoryStore) -> 
     assert compacted is not None
     assert compacted.epoch == 4
     assert len(compacted.layers) == 2
-    assert compacted.place == max(each.place for each in made.manifests())
+    assert compacted.snapshot_id == max(each.snapshot_id for each in made.manifests())
     for name in made.retire(compacted):
         store.delete(name)
     assert loaded_epoch(store) == 4
@@ -444,7 +446,7 @@ def test_two_writers_of_one_term_are_noticed(store: MemoryStore) -> None:
     twins = new(store), new(store)
     for each in twins:
         each.load()
-        each._next_place(2, 3, False)  # both have looked at what there is before one of them writes
+        each._next_id(2, 3, False)  # both have looked at what there is before one of them writes
     save(twins[0], 4, 3, term=2)
     with pytest.raises(Fenced, match="term 2"):
         save(twins[1], 4, 2, term=2)
@@ -484,8 +486,8 @@ def test_layers_are_folded_in_the_order_of_their_epochs() -> None:
 class LexicalOrder(Snapshots):
     """Folds layer 10 before layer 9, as their names without zeros are ordered."""
 
-    def _sources(self, place: ManifestName, layer: Layer, sharding: str) -> list[LayerSource]:
-        found = super()._sources(place, layer, sharding)
+    def _sources(self, snapshot_id: SnapshotId, layer: Layer, sharding: str) -> list[LayerSource]:
+        found = super()._sources(snapshot_id, layer, sharding)
         for source in found:
             source.epoch = str(layer.epoch)  # type: ignore[attr-defined]
         return found
@@ -554,7 +556,7 @@ class GreedyRetirement(Snapshots):
     """Retires the objects of all older snapshots, also those that newer ones have in common with them."""
 
     def retire(self, keep: Manifest) -> list[str]:
-        older = [each for each in self.manifests() if each.place < keep.place]
+        older = [each for each in self.manifests() if each.snapshot_id < keep.snapshot_id]
         return [each.name for each in older] + [stored.name for each in older for stored in each.body.objects()]
 
 
@@ -569,8 +571,8 @@ class RetiredUnderneath(Snapshots):
 class NewestByEpoch(Snapshots):
     """Takes the highest epoch for the newest, whoever wrote it."""
 
-    def _places(self) -> list[ManifestName]:
-        return sorted(super()._places(), key=lambda place: (place.epoch, place.term, place.number))
+    def _ids(self) -> list[SnapshotId]:
+        return sorted(super()._ids(), key=lambda snapshot_id: (snapshot_id.epoch, snapshot_id.term, snapshot_id.number))
 
 
 class OldShards(Snapshots):

@@ -19,7 +19,7 @@ def same_as_read(disk: Disk, tail: Tail) -> None:
     store = disk.store()
     assert tail.look() == bounds(store, "replies")
     for record in read_log(store, "replies", None):
-        spot = tail.spot(record.number)
+        spot = tail.position_of(record.number)
         if spot is not None:
             rest = [*read_log(store, "replies", record.number, spot)]
             assert rest == [*read_log(store, "replies", record.number)]
@@ -107,7 +107,7 @@ def test_who_begins_at_a_spot_does_not_read_what_is_before_it() -> None:
     store = disk.store(lambda operation, name: read.append(operation))
     get_part, sizes = store.get_part, []
     store.get_part = lambda *given: sizes.append(got := get_part(*given)) or got  # type: ignore[method-assign, func-returns-value]
-    assert [record.number for record in read_log(store, "replies", 1_999, tail.spot(1_999))] == [1_999, 2_000]
+    assert [record.number for record in read_log(store, "replies", 1_999, tail.position_of(1_999))] == [1_999, 2_000]
     assert sum(map(len, sizes)) < 25_000
 
 
@@ -118,13 +118,13 @@ def test_a_record_that_was_seen_and_then_lost_is_read_where_its_successor_stands
     log.append([b"one", b"two"])
     tail = Tail(disk.store(), "replies")
     assert tail.look() == (1, 2)
-    seen = tail.spot(2)
+    seen = tail.position_of(2)
     again = Log.take_over(disk.store(), "replies")
     again.append([b"three"])
     assert [record.data for record in read_log(disk.store(), "replies", 2, seen)] == [b"two", b"three"]
     assert tail.look() == (1, 3)
-    assert tail.spot(2) != seen
-    assert [record.data for record in read_log(disk.store(), "replies", 2, tail.spot(2))] == [b"two", b"three"]
+    assert tail.position_of(2) != seen
+    assert [record.data for record in read_log(disk.store(), "replies", 2, tail.position_of(2))] == [b"two", b"three"]
     assert [record.data for record in read_chain(disk.store(), "replies", again._chain, 1, 2, seen)] == [b"one", b"two"]
 
 

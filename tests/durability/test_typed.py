@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 
 from headrace import App
 from headrace.durability.columns import split
-from headrace.durability.reading.scan import there
-from headrace.durability.reading.typed import JSON, Guess, TableShape, arrays, cut, declared, type_of
+from headrace.durability.reading.scan import non_empty
+from headrace.durability.reading.typed import (
+    JSON,
+    ShapeGuess,
+    TableShape,
+    arrays,
+    declared,
+    split_outside_brackets,
+    type_of,
+)
 from headrace.errors import BadValue
 from headrace.model.fingerprint import fingerprint
 from headrace.wire.values import Values, wrap
@@ -76,7 +84,7 @@ def shape_of(state: Any) -> TableShape:
 
 def table(values: list[Any], shape: TableShape, is_wrapped: bool = False) -> list[dict[str, Any]]:
     sealed = [wrap(VALUES.seal(value), 5) if is_wrapped else VALUES.seal(value) for value in values]
-    columns = arrays(there(split(sealed)), shape, lambda row: f"entity {row}")
+    columns = arrays(non_empty(split(sealed)), shape, lambda row: f"entity {row}")
     names = [column.name for column in shape.columns]
     for column, made in zip(shape.columns, columns, strict=True):
         assert made.type == column.type
@@ -186,9 +194,9 @@ def test_json_of_anything() -> None:
 
 
 def guessed(*batches: list[Any]) -> TableShape | None:
-    guess = Guess("thing")
+    guess = ShapeGuess("thing")
     for values in batches:
-        guess.add(there(split([VALUES.seal(value) for value in values])))
+        guess.add(non_empty(split([VALUES.seal(value) for value in values])))
     return guess.shape()
 
 
@@ -233,7 +241,11 @@ def test_states_that_differ_are_an_error_that_says_what_to_do(batches: tuple[lis
 
 
 def test_types_are_read_as_they_are_written() -> None:
-    assert cut("dict[str, int] | None | Literal['a | b']", " | ") == ["dict[str, int]", "None", "Literal['a | b']"]
+    assert split_outside_brackets("dict[str, int] | None | Literal['a | b']", " | ") == [
+        "dict[str, int]",
+        "None",
+        "Literal['a | b']",
+    ]
     assert type_of("dict[str, list[tuple[int, ...]]]", {}) == pa.map_(pa.string(), pa.list_(pa.list_(pa.int64())))
     assert type_of("int | str", {}) is None
     assert type_of("frozenset[int]", {}) is None

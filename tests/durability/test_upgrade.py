@@ -224,7 +224,7 @@ def test_a_migration_makes_all_states_anew_also_if_the_process_ends_before_the_n
         state["purse", "c"] = New("c", 100, ("new",))
     if "snapshot" in ends:
         assert hand.take_snapshot() is not None
-        loaded = hand.opened.snapshots.load()
+        loaded = hand.opened_store.snapshots.load()
         assert loaded is not None
         assert set(loaded.tables["purse"]) == {key for _, key in state}, "whoever was removed is gone"
         again = Hand(store, typed(New), workers)  # the migration is not needed any more
@@ -253,7 +253,7 @@ def test_what_a_failed_snapshot_held_is_in_the_next_one(workers: int) -> None:
     assert hand.take_snapshot() == 5
     state = hand.state()
     hand = Hand(store, app)
-    assert hand.core.journal.last == hand.opened.log.last
+    assert hand.core.journal.last == hand.opened_store.log.last
     assert not hand.core.backlog, "nothing is replayed"
     assert (
         hand.state() == state == {("item", key): n for key, n in [("a", 4), ("c", 1), ("n1", 1), ("n2", 2), ("d", 1)]}
@@ -293,7 +293,7 @@ def test_the_state_in_a_snapshot_is_that_of_its_epoch_though_later_ones_ran_befo
     hand.rest.append(save)
     while hand.work():
         pass
-    loaded = hand.opened.snapshots.load()
+    loaded = hand.opened_store.snapshots.load()
     assert loaded is not None
     assert loaded.manifest.epoch == save.snapshot.epoch
     assert hand.core.program.values.unseal(loaded.tables["item"]["a"]) == [1, 2][: save.snapshot.epoch]

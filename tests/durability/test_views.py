@@ -43,7 +43,7 @@ def run(runtime: Runtime, epochs: list[tuple[str, int]]) -> dict[int, dict[Any, 
 
 
 def read(view: View, moment: EpochEnd, **given: Any) -> dict[Any, Any]:
-    print = view.print(moment)
+    print = view.app_fingerprint(moment)
     view.check(print)
     rows = [
         row
@@ -96,7 +96,7 @@ def test_with_a_changelog_the_newest_moment_is_the_last_epoch(tmp_path: Path) ->
         seen = run(runtime, CALLS[:4])  # before there is any snapshot
         wait_for(tmp_path, max(seen), True)
         moment = view.newest()
-        assert (moment.how, moment.place) == (CHANGES, None)
+        assert (moment.how, moment.snapshot_id) == (CHANGES, None)
         assert read(view, moment) == seen[moment.epoch] == seen[max(seen)]
         runtime.snapshot()
         seen |= run(runtime, CALLS[4:])
@@ -142,7 +142,7 @@ def test_a_snapshot_that_was_retired_meanwhile_says_so(tmp_path: Path) -> None:
         runtime.snapshot()
         view = View(DirectoryStore(tmp_path), "account")
         moment = view.newest()
-        print = view.print(moment)
+        print = view.app_fingerprint(moment)
         for call in CALLS[1:6]:
             run(runtime, [call])
             runtime.snapshot()
@@ -155,7 +155,7 @@ def test_an_operator_that_is_not_there_says_which_are(tmp_path: Path) -> None:
         run(runtime, CALLS[:1])
     view = View(DirectoryStore(tmp_path), "acount")
     with pytest.raises(BadRequest, match="no operator 'acount'; it has: account, empty"):
-        view.check(view.print(view.newest()))
+        view.check(view.app_fingerprint(view.newest()))
     view = View(DirectoryStore(tmp_path), "empty")
     assert read(view, view.newest()) == {}
 
@@ -181,10 +181,15 @@ def test_entities_past_their_time_are_not_there(tmp_path: Path) -> None:
         runtime.snapshot()
         view = View(DirectoryStore(tmp_path), "session")
         moment = view.newest()
-        assert {key for found in view.read(moment, view.print(moment)) for key in join(found.keys)} == {"early", "late"}
+        assert {key for found in view.read(moment, view.app_fingerprint(moment)) for key in join(found.keys)} == {
+            "early",
+            "late",
+        }
         clock[0] += 5_000_000
         runtime.client.call(beat, "x")
         runtime.snapshot()
         moment = view.newest()
-        assert {key for found in view.read(moment, view.print(moment)) for key in join(found.keys)} == {"late"}
+        assert {key for found in view.read(moment, view.app_fingerprint(moment)) for key in join(found.keys)} == {
+            "late"
+        }
         assert set(runtime.state(session)) == {"late"}

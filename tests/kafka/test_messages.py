@@ -14,7 +14,8 @@ from examples.bank import app
 from headrace import Config
 from headrace.core.admission import Admission
 from headrace.core.program import Program
-from headrace.durability.inbox.batches import DEAD, dead_names, keep_dead, read_calls, read_dead
+from headrace.durability.inbox.batch_calls import read_calls
+from headrace.durability.inbox.dead_letters import DEAD, dead_letter_names, read_dead_letters, write_dead_letters
 from headrace.durability.inbox.inbox import Closed, write_segment
 from headrace.durability.store import DirectoryStore
 
@@ -83,10 +84,10 @@ def test_what_is_no_call_is_refused_alone_and_kept_with_the_reason(tmp_path: Pat
     batch = read_calls(store, made, admission)
     assert batch.keys == ["a"]
     assert list(batch.refused) == list(range(len(REFUSED)))
-    keep_dead(store, made, batch)
-    assert dead_names(store) == [f"{DEAD}/q@000000000000"]
+    write_dead_letters(store, made, batch)
+    assert dead_letter_names(store) == [f"{DEAD}/q@000000000000"]
     for row, (message, kind, reason, request_id) in zip(
-        read_dead(store, dead_names(store)[0]).to_pylist(), REFUSED, strict=True
+        read_dead_letters(store, dead_letter_names(store)[0]).to_pylist(), REFUSED, strict=True
     ):
         assert (row["error_type"], row["request_id"]) == (kind, request_id), row
         assert re.search(reason, row["error"]), row["error"]

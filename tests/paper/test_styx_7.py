@@ -39,7 +39,7 @@ CALLS: list[Any] = [
 
 def logged(store: SimStore) -> list[Epoch]:
     """The epochs in the log, as far as it reaches back."""
-    records = Hand(after_power_loss(store), app).opened.records
+    records = Hand(after_power_loss(store), app).opened_store.records
     batches: dict[int, Any] = {}
     decoded = [records.decode(each.number, each.data, batches).record for each in read_log(store, first=None)]
     return [record for record in decoded if isinstance(record, Epoch)]
@@ -57,7 +57,7 @@ def test_a_snapshot_is_the_state_at_the_end_of_an_epoch(after: int, workers: int
     for at in range(after):
         hand.send(f"batch{at}", CALLS[3 * at : 3 * at + 3])
     hand.take_snapshot()
-    loaded = hand.opened.snapshots.load()
+    loaded = hand.opened_store.snapshots.load()
     assert loaded is not None
     assert loaded.manifest.epoch == after
     unseal = hand.core.program.values.unseal
@@ -72,7 +72,7 @@ def test_a_snapshot_holds_the_counters_and_where_in_the_input_it_stands() -> Non
     hand.now_us = 77
     hand.run("all", CALLS)
     hand.take_snapshot()
-    loaded = hand.opened.snapshots.load()
+    loaded = hand.opened_store.snapshots.load()
     assert loaded is not None
     manifest = loaded.manifest
     assert (manifest.epoch, manifest.position, manifest.meta["lc"]) == (4, 5, 12)
@@ -82,7 +82,7 @@ def test_a_snapshot_holds_the_counters_and_where_in_the_input_it_stands() -> Non
 
 def written(hand: Hand, before: set[str]) -> int:
     """Entities in what the last snapshot added."""
-    loaded = hand.opened.snapshots.load()
+    loaded = hand.opened_store.snapshots.load()
     assert loaded is not None
     objects = [stored for layer in loaded.manifest.layers for stored in layer.objects]
     return sum(stored.rows for stored in objects if stored.name not in before)
@@ -120,7 +120,7 @@ def test_transactions_go_on_while_a_snapshot_is_written(workers: int) -> None:
     hand.rest.append(save)
     hand.settle()
     assert hand.snapshots == {"token": 1}
-    loaded = hand.opened.snapshots.load()
+    loaded = hand.opened_store.snapshots.load()
     assert loaded is not None
     unseal = hand.core.program.values.unseal
     assert {key: unseal(value) for key, value in loaded.tables["item"].items()} == {"a": [1], "b": 1}
@@ -141,7 +141,7 @@ def test_a_recovery_starts_from_the_latest_snapshot_that_was_completed_and_runs_
     save = hand.hold_save()
     store.dies_at = store.operations + 1, "after"  # one object is written; the manifest never
     with pytest.raises(BaseException, match="memory"):
-        hand.desk.save(save.snapshot)
+        hand.store_work.save(save.snapshot)
     found = after_power_loss(store)
     assert len(found.list("state/")) > len(found.list("snapshots/"))
     hand = Hand(found, app, workers)
@@ -188,7 +188,7 @@ def test_compaction_merges_deltas_and_changes_nothing(seed: int) -> None:
         calls.append((drop, key) if rng.random() < 0.3 else (put, key, number))
         hand.run(f"batch{number}", calls[-1:])
         hand.take_snapshot()
-        loaded = hand.opened.snapshots.load()
+        loaded = hand.opened_store.snapshots.load()
         assert loaded is not None
         assert len(loaded.manifest.layers) < 8, "the deltas are merged"
     assert Hand(store, machine).state() == looped(calls)[1]
@@ -294,7 +294,7 @@ def test_a_reply_is_written_to_the_output_once_however_many_were_there_before_th
     for _ in range(2):
         hand = Hand(store, app)
         hand.settle()
-    output = [hand.opened.records.decode_replies(record.data) for record in read_log(store, "replies")]
+    output = [hand.opened_store.records.decode_replies(record.data) for record in read_log(store, "replies")]
     assert [epoch.number for epoch in output] == [1, 2, 3, 4]
     assert [tid for epoch in output for tid in epoch.tids] == [reply.tid for reply in replies]
     assert hand.run("all", CALLS) == replies
@@ -389,7 +389,9 @@ def test_an_external_call_at_the_three_critical_points_of_figure_9(point: int, w
     if point > 2:
         hand.run("last", [(throw_once, "c")])
         hand.take_snapshot()
-        kept = [hand.opened.records.decode(each.number, each.data, {}).record for each in read_log(store, first=None)]
+        kept = [
+            hand.opened_store.records.decode(each.number, each.data, {}).record for each in read_log(store, first=None)
+        ]
         assert not any(isinstance(record, Intent | Response) for record in kept), "3: they are gone from the log"
 
 

@@ -61,7 +61,7 @@ def test_the_worst_that_power_leaves_is_what_was_synced() -> None:
     store.append("a", b"2")
     store.sync("a")
     store.append("a", b"34")
-    worst = SimStore(shared.worst())
+    worst = SimStore(shared.after_worst_power_loss())
     assert worst.get("a") == b"12"
     assert store.get("a") == b"1234"
 

@@ -365,7 +365,7 @@ def load_by_hand(store: Path, balance: int) -> None:
     bulk = Bulk(DirectoryStore(store), app, Config())
     sealing = Sealing(Config())
     keys, states = sealing.keys(pa.array(["loaded"])), sealing.states({"n": pa.array([balance])}, lambda row: "loaded")
-    target = BulkTarget(bulk.place, account, Config().shards)
+    target = BulkTarget(bulk.snapshot_id, account, Config().shards)
     bulk.publish("account", [write(bulk.store, target, 0, iter([(keys, states)]))])
     bulk.close()
 
@@ -463,7 +463,7 @@ def test_behind_a_migration_a_stream_begins_anew_with_the_migrated_state(tmp_pat
 def states(where: Path, moment: EpochEnd | None = None) -> dict[Any, Any]:
     view = View(open_store(str(where)), "item")
     moment = moment or view.newest()
-    found = list(view.read(moment, view.print(moment)))
+    found = list(view.read(moment, view.app_fingerprint(moment)))
     return {
         key: VALUES.unseal(state)
         for each in found

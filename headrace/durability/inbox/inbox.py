@@ -1,21 +1,21 @@
-"""Calls that come as files: segments, which the tasks of a source write, and the inbox, where a closed batch waits.
+"""Calls that arrive as files: segments, which the tasks of a source write, and the inbox, where a closed batch waits.
 
     calls/<query>@<batch>@<part>   rows of a batch, as Arrow files; every attempt writes its own
-    inbox/<query>@<batch>          the batch is closed: which segments it consists of, in which order
+    inbox/<query>@<batch>          the batch is closed: its segments, in their order
     taken/<query>@<batch>          the last batch that was taken: how many rows it had
     refused/<query>@<batch>        why the engine does not take it; while its name is in the inbox, it may yet
 
 Rules:
-1. A batch is closed by creating its name in the inbox, after all its segments are durable. Who finds it closed already
-   changes nothing: what was named first counts, however a repeat may have cut the rows.
+1. A batch is closed by creating its name in the inbox, after all its segments are durable. If it is closed already,
+   nothing changes: the first close counts, even if a retry splits the rows differently.
 2. The engine logs what the inbox says before it takes a row, and removes the name when all rows are final. A batch that
-   is closed again after that is known by its number, and removed without a look at its rows.
-3. A source that has closed a batch waits until the one before it is gone: so it never runs far ahead.
-4. The batches of a query have no gaps: one that begins in the middle, or leaves some out, goes on with the checkpoint
-   of another run, and is refused.
-5. Segments are deleted when no snapshot that is kept could need them again, those of failed attempts with them.
+   is closed again after that is recognized by its number, and removed without reading its rows.
+3. A source that has closed a batch waits until the previous batch is gone, so it never runs far ahead.
+4. The batches of a query have no gaps. A query that starts in the middle or skips some uses the checkpoint of another
+   run, and is refused.
+5. Segments, also those of failed attempts, are deleted when no kept snapshot could need them again.
 
-Never here: what the rows mean (calls.py), who writes them.
+Never here: what the rows mean (batch_calls.py), what writes them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, StreamError
 
 SEGMENTS, INBOX, TAKEN, REFUSED = "calls", "inbox", "taken", "refused"
-AT = "@"  # flat names: a folder for each batch would stay behind
+SEPARATOR = "@"  # flat names: a folder per batch would never be removed
 DIGITS = 12
 
 
@@ -50,12 +50,12 @@ class InboxSegment(msgspec.Struct, frozen=True):
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """A batch of calls that is complete. Its columns are `key`, `arg0`, `arg1`... or `args` (JSON), `function` where
-    rows call different ones, and `id` where they have ids of their own."""
+    """A complete batch of calls. Its columns are `key`, `arg0`, `arg1`... or `args` (JSON), `function` if the rows call
+    different ones, and `id` if they have their own ids."""
 
     query: str
     batch: int
-    function: str  # of all rows; empty where a column says it
+    function: str  # of all rows; empty if there is a column for it
     segments: list[InboxSegment]
 
     @property
@@ -71,35 +71,36 @@ class Closed(msgspec.Struct, frozen=True):
 
 
 def write_segment(store: Store, query: str, batch: int, part: int, table: pa.Table) -> InboxSegment:
-    """Durable when it returns. `part` is for people: the order is what the batch's closing says."""
+    """Durable when it returns. `part` is for people: the order of segments is set when the batch is closed."""
     sink = pa.BufferOutputStream()
-    # A disk is quicker than zstd; a network is not.
+    # A disk is faster than zstd; a network is not.
     options = pa.ipc.IpcWriteOptions(compression=None if store.can_append else "zstd", use_threads=False)
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
     name = segment_name((query, batch), part)
-    store.put(name, data)  # a new name: it is made of 48 bits at random
+    store.put(name, data)  # a new name: it has 48 random bits
     return InboxSegment(name, len(data), zlib.crc32(data), table.num_rows)
 
 
 def discard(store: Store, segments: Iterable[InboxSegment]) -> None:
-    """Of an attempt that did not close its batch."""
+    """Deletes the segments of an attempt that did not close its batch."""
     for segment in segments:
         store.delete(segment.name)
 
 
 def discard_repeat(store: Store, closed: Closed) -> None:
-    """Of an attempt that found its batch closed: by another one, or by itself if a request was repeated."""
+    """Deletes the segments of an attempt whose batch was closed already: by another attempt, or by this one if a
+    request was repeated."""
     try:
         named = {segment.name for segment in read_closed(store, closed.source).segments}
     except (ObjectMissing, LogBroken):
-        return  # it was taken just now: they go when its own do
+        return  # it was taken just now: these are deleted with its own segments
     discard(store, (segment for segment in closed.segments if segment.name not in named))
 
 
 def close_batch(store: Store, closed: Closed) -> bool:
-    """Durable when it returns. False if the batch was closed before. StreamError if it cannot follow what was."""
+    """Durable when it returns. False if the batch was closed before. StreamError if it leaves a gap."""
     query, batch = closed.source
     taken = last_taken(store, query)
     if batch <= taken:
@@ -116,8 +117,8 @@ def close_batch(store: Store, closed: Closed) -> bool:
 
 
 def check_repeat(store: Store, closed: Closed) -> None:
-    """A batch that comes again is the same one, or its source has forgotten what it had planned: it would pass over the
-    rows that were not in the first."""
+    """Checks that a repeated batch is the same one. If not, its source has lost its plan, and would skip the rows that
+    were not in the first one."""
     rows = rows_known(store, closed.source)
     if rows is not None and rows != closed.rows:
         raise StreamError(
@@ -129,7 +130,7 @@ def check_repeat(store: Store, closed: Closed) -> None:
 
 
 def rows_known(store: Store, source: tuple[str, int]) -> int | None:
-    """How many rows a batch had that was closed; None if that is not known any more."""
+    """How many rows a closed batch had; None if that is no longer known."""
     try:
         return read_closed(store, source).rows
     except (ObjectMissing, LogBroken):
@@ -141,7 +142,7 @@ def rows_known(store: Store, source: tuple[str, int]) -> int | None:
 
 
 def await_taken(store: Store, source: tuple[str, int], patience_s: float) -> None:
-    """Until all rows of this batch are final. StreamError if the engine does not take it."""
+    """Waits until all rows of this batch are final. StreamError if the engine does not take it."""
     query, batch = source
     if batch < 0:
         return
@@ -160,24 +161,24 @@ def await_taken(store: Store, source: tuple[str, int], patience_s: float) -> Non
 
 
 def check_held(store: Store, source: tuple[str, int]) -> None:
-    """StreamError if the engine would not take this batch, or cannot."""
+    """StreamError if the engine refused this batch, or cannot take it."""
     if store.exists(name_of(source, REFUSED)):
         raise StreamError(store.get(name_of(source, REFUSED)).decode())
 
 
 def last_taken(store: Store, query: str) -> int:
-    """The number of the last batch of a query that was taken; -1 if none was."""
-    found = (name.rpartition(AT) for name in store.list(f"{TAKEN}/{query}{AT}"))
+    """The number of the last taken batch of a query; -1 if there is none."""
+    found = (name.rpartition(SEPARATOR) for name in store.list(f"{TAKEN}/{query}{SEPARATOR}"))
     return max((int(batch) for stem, _, batch in found if stem == f"{TAKEN}/{query}"), default=-1)
 
 
 def stem_of(source: tuple[str, int]) -> str:
     query, batch = source
-    return f"{query}{AT}{batch:0{DIGITS}}"
+    return f"{query}{SEPARATOR}{batch:0{DIGITS}}"
 
 
 def segment_name(source: tuple[str, int], part: int) -> str:
-    return f"{SEGMENTS}/{stem_of(source)}{AT}{part:05}-{secrets.token_hex(6)}"
+    return f"{SEGMENTS}/{stem_of(source)}{SEPARATOR}{part:05}-{secrets.token_hex(6)}"
 
 
 def name_of(source: tuple[str, int], of: str = INBOX) -> str:
@@ -188,8 +189,8 @@ def name_of(source: tuple[str, int], of: str = INBOX) -> str:
 
 
 def waiting(store: Store) -> list[tuple[str, int]]:
-    """The batches in the inbox, each query's in their order."""
-    stems = [name.removeprefix(f"{INBOX}/").rpartition(AT) for name in store.list(f"{INBOX}/")]
+    """The batches in the inbox, in order for each query."""
+    stems = [name.removeprefix(f"{INBOX}/").rpartition(SEPARATOR) for name in store.list(f"{INBOX}/")]
     return [(query, int(batch)) for query, _, batch in stems if batch.isdecimal()]
 
 
@@ -200,8 +201,9 @@ def read_closed(store: Store, source: tuple[str, int]) -> Closed:
         raise LogBroken(f"{name_of(source)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
 
 
-def take_away(store: Store, source: tuple[str, int]) -> None:
-    """All rows of the batch are final. What says so is never lowered, however late an engine that was replaced does."""
+def mark_taken(store: Store, source: tuple[str, int]) -> None:
+    """Records that all rows of the batch are final. The recorded number never decreases, however late an engine that
+    was replaced calls this."""
     query, batch = source
     if not query.startswith(ONCE):
         rows = rows_known(store, source)
@@ -211,7 +213,7 @@ def take_away(store: Store, source: tuple[str, int]) -> None:
 
 
 def refuse(store: Store, source: tuple[str, int], reason: str) -> None:
-    """It can never be taken: what there is of it goes."""
+    """Refuses a batch for good and deletes it."""
     closed = read_closed(store, source)
     store.put(name_of(source, REFUSED), reason.encode())
     store.delete(name_of(source))
@@ -219,25 +221,25 @@ def refuse(store: Store, source: tuple[str, int], reason: str) -> None:
 
 
 def hold(store: Store, source: tuple[str, int], reason: str) -> None:
-    """It cannot be taken as it is. Nothing of it is lost: once it is mended it will be."""
+    """Notes why a batch cannot be taken as it is. It stays in the inbox and is taken once it is repaired."""
     store.put(name_of(source, REFUSED), reason.encode())
 
 
 def held(store: Store) -> set[tuple[str, int]]:
-    """What an engine could not take, or would not."""
-    stems = (name.removeprefix(f"{REFUSED}/").rpartition(AT) for name in store.list(f"{REFUSED}/"))
+    """The batches that an engine refused, or could not take."""
+    stems = (name.removeprefix(f"{REFUSED}/").rpartition(SEPARATOR) for name in store.list(f"{REFUSED}/"))
     return {(query, int(batch)) for query, _, batch in stems if batch.isdecimal()}
 
 
-def let_go(store: Store, source: tuple[str, int]) -> None:
-    """It can be taken after all."""
+def release(store: Store, source: tuple[str, int]) -> None:
+    """Removes the note: the batch can be taken after all."""
     store.delete(name_of(source, REFUSED))
 
 
 def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
-    """As it was written."""
+    """The segment as it was written, verified by its size and checksum."""
     trouble = ""
-    for _ in range(2):  # reading may fail as well
+    for _ in range(2):  # the read itself may have failed
         try:
             data = store.get(segment.name)
         except ObjectMissing:
@@ -252,27 +254,27 @@ def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
     )
 
 
-class Live(NamedTuple):
+class LiveBatch(NamedTuple):
     number: int  # of the batch's record in the log
     source: tuple[str, int]
 
 
-class Segments:
-    """Which batches the log may still be asked for, so that the segments of all others can go."""
+class SegmentRetention:
+    """Knows which batches of the log may still be read, and deletes the segments of all others."""
 
     def __init__(self, store: Store, known_from: int) -> None:
-        """All batches whose records come after `known_from` will be noted; of earlier ones nothing is known."""
+        """All batches with records from `known_from` on will be noted; earlier ones are unknown."""
         self.store, self.known_from = store, known_from
-        self._live: list[Live] = []
+        self._live: list[LiveBatch] = []
         self._lock = threading.Lock()
 
     def note(self, number: int, source: tuple[str, int]) -> None:
         with self._lock:
-            self._live.append(Live(number, source))
+            self._live.append(LiveBatch(number, source))
 
     def retire(self, position: int, sources: dict[str, Any]) -> list[str]:
-        """Delete the segments of batches whose records come before `position`: they are in no epoch that is run again.
-        `sources` has the last batch of each query, as a snapshot at that position knows it. Returns their names."""
+        """Deletes the segments of batches whose records come before `position`: no epoch that may run again uses them.
+        `sources` has the last batch of each query, from a snapshot at that position. Returns the deleted names."""
         if position < self.known_from:
             return []
         with self._lock:
@@ -281,7 +283,7 @@ class Segments:
             kept = {live.source for live in self._live}
         names = []
         for name in self.store.list(f"{SEGMENTS}/"):
-            query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(AT, 2)
+            query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(SEPARATOR, 2)
             source = query, int(number)
             is_past = source in gone or (query in sources and source[1] <= sources[query][0])
             if is_past and source not in kept:

@@ -1,18 +1,18 @@
-"""The changelog: what each epoch changed of operators with `changes=True`, one record per epoch in the log `changes/`.
+"""The changelog: what each epoch changed in operators with `changes=True`, one record per epoch in the log `changes/`.
 
 Rules:
-1. A record holds each entity whose state is another one at the epoch's end than at its start, once, with both: ordered
-   by operator, then by key (ints, then texts, then bytes). Who ran the epoch, in which mode, makes no difference.
-2. It is written before a snapshot that covers its epoch; what a crash takes away, a replay makes again. What is there
-   is compared with what a replay gives.
-3. Records follow each other without a gap: the epoch of a record is its number and a constant. Where a changelog
-   begins, or begins again after it was off, stands a record without changes; `begin` is the first epoch behind it. For
-   each operator `since` is the first epoch from which on all its changes are there: not before it was turned on, loaded
-   or migrated. `breaks` counts how often it had logged changes before: who has read those must not go on as if nothing
-   was. `loads` are the loads and migrations that the record knows of.
+1. A record holds each entity whose state at the epoch's end differs from its start, once, with both states: ordered by
+   operator, then by key (ints, then texts, then bytes). Which worker ran the epoch, and in which mode, does not matter.
+2. It is written before a snapshot that covers its epoch; a replay writes again what a crash lost. Records that are
+   there already are compared with the replay.
+3. Records have no gaps: the epoch of a record is its number plus a constant. A changelog begins with a record without
+   changes, and so it does after it was off; `begin` is the first epoch after that record. For each operator `since` is
+   the first epoch from which on all its changes are there: not before it was turned on, loaded or migrated. `breaks`
+   counts how often it had logged changes before: a reader of those must not continue as if nothing had happened.
+   `loads` counts the loads and migrations that the record knows of.
 
     header:       epoch, time, begin, since, operators, breaks, loads
-    operators:    keys, states before and states after; where some are missing, kinds with the keys, and two more tables
+    operators:    keys, states before and states after; if some are missing, kinds with the keys, and two more tables
 
 Never here: how changes come about, Spark.
 """
@@ -60,18 +60,18 @@ class EpochChanges:
         self.epoch, self.closed_us, self.begin, self.since = header.epoch, header.closed_us, header.begin, header.since
 
     def unbroken(self, operator: str | None) -> int:
-        """The first epoch from which on the changes lead to the state: of one operator, or of all that log them."""
+        """The first epoch from which on the changes lead to the state: of one operator, or of all that log changes."""
         if operator is not None:
             return self.since[operator]
         return max([self.begin, *(epoch for name, epoch in self.since.items() if self.header.breaks.get(name))])
 
     @property
     def operators(self) -> list[str]:
-        """Those of which something changed."""
+        """The operators that changed."""
         return self.header.operators
 
     def of(self, operator: str) -> OperatorChanges | None:
-        """What changed of an operator, in lists; MISSING where there is no state."""
+        """The changes of an operator, as lists; MISSING where there is no state."""
         if operator not in self.operators:
             return None
         at = self.operators.index(operator)
@@ -84,7 +84,7 @@ class EpochChanges:
         return OperatorChanges(keys, befores, afters)
 
     def arrow(self, operator: str) -> tuple[pa.Array, pa.Array, pa.Array, pa.Array] | None:
-        """The same in Arrow: keys, kinds, states before and after, as in columns.py; null where there is no state."""
+        """The same as Arrow arrays: keys, kinds, states before and after (see columns.py); null for no state."""
         found = self.compact(operator)
         if found is None:
             return None
@@ -92,7 +92,7 @@ class EpochChanges:
         return keys, pa.array(kinds), spread_array(befores, kinds != INSERT), spread_array(afters, kinds != DELETE)
 
     def compact(self, operator: str) -> tuple[pa.Array, Any, pa.Array, pa.Array] | None:
-        """The same, where the states are only those that are there: the kinds, in NumPy, say whose."""
+        """The same, but only with the states that exist: the kinds, in NumPy, say which rows have one."""
         if operator not in self.operators:
             return None
         at = self.operators.index(operator)
@@ -128,8 +128,8 @@ def spread_array(values: pa.Array, is_there: Any) -> pa.Array:
     return values.take(pa.array(np.cumsum(is_there) - 1, mask=~is_there))
 
 
-def lay_out(header: ChangesHeader, changes: Changes) -> ColumnRecord:
-    """A record in columns. Its header says which operators are in it."""
+def changes_to_columns(header: ChangesHeader, changes: Changes) -> ColumnRecord:
+    """The record as columns. Its header lists the operators in it."""
     tables: list[Columns] = []
     operators: list[str] = []
     for name in sorted(changes):
@@ -142,7 +142,7 @@ def lay_out(header: ChangesHeader, changes: Changes) -> ColumnRecord:
 
 
 def columns_of(changed: OperatorChanges) -> tuple[Columns, ...] | None:
-    """In order, and without what is the same as before. None if nothing is left."""
+    """The changes in order, without states that stay the same. None if nothing is left."""
     quick = columns_of_ints(changed)
     if quick is not None:
         return quick or None
@@ -162,7 +162,7 @@ def columns_of(changed: OperatorChanges) -> tuple[Columns, ...] | None:
 
 
 def columns_of_ints(changed: OperatorChanges) -> tuple[Columns, ...] | None:
-    """The same where keys and states are all ints, without looking at them one by one; None if they are not."""
+    """The same for keys and states that are all ints, without a Python loop; None if they are not."""
     if len(changed.keys) < ROWS_FOR_ARROW or type(changed.keys[0]) is not int or type(changed.befores[0]) is not int:
         return None
     try:
@@ -180,11 +180,13 @@ def columns_of_ints(changed: OperatorChanges) -> tuple[Columns, ...] | None:
         if not len(keys):
             return ()
     order = np.argsort(keys)
-    return ({"key": ints(keys[order]), "before": ints(befores[order]), "after": ints(afters[order])},)
+    return (
+        {"key": ints_column(keys[order]), "before": ints_column(befores[order]), "after": ints_column(afters[order])},
+    )
 
 
-def ints(values: Any) -> Any:
-    """As `to_column`, of an array."""
+def ints_column(values: Any) -> Any:
+    """`to_column` for a NumPy array."""
     if len(values) < ROWS_FOR_ARROW:
         return values.tolist()
     least, most = int(values.min()), int(values.max())
@@ -200,26 +202,26 @@ def is_state(state: Any) -> bool:
 
 
 class ChangeWriter:
-    """Keeps the changes of one engine's epochs. It is fenced with the log, whose term it has."""
+    """Writes the changes of one engine's epochs. It is fenced with the log, whose term it has."""
 
     def __init__(self, store: Store, term: int, segment_bytes: int) -> None:
         self.log = Log.take_over(store, FOLDER, segment_bytes=segment_bytes, term=term)
         self.kept = 0  # the last epoch in it
-        self.begin = 1  # the first epoch behind the record without changes
+        self.begin = 1  # the first epoch after the record without changes
         self.since: dict[str, int] = {}
         self.breaks: dict[str, int] = {}
         self.loads: dict[str, int] = {}
         self._streams = Streams()
-        self._recorded: dict[int, bytes] = {}  # of epochs that are going to be run again
-        self._laid: dict[int, ColumnRecord] = {}  # of epochs that are on their way
+        self._recorded: dict[int, bytes] = {}  # of epochs that will be run again
+        self._prepared: dict[int, ColumnRecord] = {}  # of epochs that are not written yet
         self._newest: EpochChanges | None = None
         if self.log.last >= self.log.first:
             self._newest = EpochChanges(next(iter(self.log.read(self.log.last))).data)
             self.kept, self.begin = self._newest.epoch, self._newest.begin
 
     def start(self, epoch: int, closed_us: int, operators: Iterable[str], loads: Mapping[str, int]) -> None:
-        """An engine begins with the state at the end of this epoch, and logs the changes of these operators. `loads`
-        counts how often the state of each was changed by no transaction: what is older does not lead to it."""
+        """Called when an engine starts from the end of this epoch and logs the changes of these operators. `loads`
+        counts how often each one's state was replaced outside of transactions: older changes do not lead to it."""
         newest, reached = self._newest, max(self.kept, epoch)
         is_gapless = newest is not None and self.kept >= epoch
         known = newest.since if newest is not None and is_gapless else {}
@@ -233,44 +235,44 @@ class ChangeWriter:
             self.breaks[name] = self.breaks.get(name, 0) + (max(fresh, 1) if has_broken else 0)
         if not is_gapless:
             self.kept, self.begin = epoch, epoch + 1
-            self._append([self._lay_out(epoch, closed_us, {})])
+            self._append([self._to_columns(epoch, closed_us, {})])
         elif self.kept > epoch:
             first = self.log.last - (self.kept - epoch) + 1
             for record in self.log.read(max(first, self.log.first)):
                 self._recorded[EpochChanges(record.data).epoch] = record.data
 
-    def lay_out(self, epoch: Epoch, changes: Changes) -> None:
-        """The first half of `keep`, which may be called by another thread."""
-        self._laid[epoch.number] = self._lay_out(epoch.number, epoch.closed_us, changes)
+    def prepare(self, epoch: Epoch, changes: Changes) -> None:
+        """The first half of `keep`, which another thread may call."""
+        self._prepared[epoch.number] = self._to_columns(epoch.number, epoch.closed_us, changes)
 
     def keep(self, epochs: list[int]) -> None:
-        """The changes of final epochs, in their order; those that are there already must be the same again."""
+        """Writes the changes of final epochs, in order; those that are there already must be the same."""
         fresh: list[ColumnRecord] = []
         for number in epochs:
-            assert number in self._laid, f"epoch {number} is to be kept without its changes"
-            laid = self._laid.pop(number)
+            assert number in self._prepared, f"epoch {number} is to be kept without its changes"
+            record = self._prepared.pop(number)
             if number <= self.kept:
-                self._compare(number, EpochChanges(pack(self._streams, laid)))
+                self._compare(number, EpochChanges(pack(self._streams, record)))
             else:
                 assert number == self.kept + 1 + len(fresh), f"changes of epoch {number} after those of {self.kept}"
-                fresh.append(laid)
+                fresh.append(record)
         if fresh:
             self._append(fresh)
             self.kept += len(fresh)
 
     def retire(self, epoch: int) -> None:
-        """Epochs below this one are not needed any more."""
+        """Deletes epochs below this one, which are no longer needed."""
         self.log.retire(self.log.last - (self.kept - epoch))
 
     def close(self) -> None:
         self.log.close()
 
-    def _lay_out(self, epoch: int, closed_us: int, changes: Changes) -> ColumnRecord:
+    def _to_columns(self, epoch: int, closed_us: int, changes: Changes) -> ColumnRecord:
         since, breaks, loads = dict(self.since), dict(self.breaks), dict(self.loads)
-        return lay_out(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
+        return changes_to_columns(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
 
-    def _append(self, laid: list[ColumnRecord]) -> None:
-        self.log.append([pack(self._streams, each) for each in laid])
+    def _append(self, record: list[ColumnRecord]) -> None:
+        self.log.append([pack(self._streams, each) for each in record])
 
     def _compare(self, number: int, again: EpochChanges) -> None:
         before = EpochChanges(self._recorded.pop(number))
@@ -284,7 +286,7 @@ class ChangeWriter:
 
 
 def first_difference(before: OperatorChanges | None, again: OperatorChanges | None) -> str | None:
-    """Where two runs of an epoch have changed something else, in words."""
+    """Describes the first entity that two runs of an epoch changed differently; None if there is none."""
     nothing = OperatorChanges([], [], [])
     one, other = (
         {(type(key), key): states for key, *states in zip(*changed, strict=True)}
@@ -293,22 +295,22 @@ def first_difference(before: OperatorChanges | None, again: OperatorChanges | No
     for entity in {**one, **other}:
         states, now = one.get(entity), other.get(entity)
         if states is None or now is None or not all(map(same, states, now)):
-            return f"{shown(entity[1])}: it was {in_words(states)}, and run again it is {in_words(now)}"
+            return f"{shown(entity[1])}: it was {describe_change(states)}, and run again it is {describe_change(now)}"
     return None
 
 
-def in_words(states: list[Any] | None) -> str:
+def describe_change(states: list[Any] | None) -> str:
     if states is None:
         return "not changed"
     before, after = (shown(state) if is_state(state) else "nothing" for state in states)
     return f"changed from {before} to {after}"
 
 
-# --- the onlooker -----------------------------------------------------------------------------------------------------
+# --- the reader -------------------------------------------------------------------------------------------------------
 
 
 class Changelog:
-    """The changelog of a store, for who only looks. Each question reads it as it is then."""
+    """Reads the changelog of a store. Each call reads it as it is at that time."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -318,7 +320,7 @@ class Changelog:
         return bool(refs_in(self.store, FOLDER))
 
     def newest(self) -> tuple[int, int, EpochChanges] | None:
-        """The numbers of the first record and of the last one, and the last one."""
+        """The numbers of the first and the last record, and the last record."""
         for attempt in (1, 2, 3):
             first, last = bounds(self.store, FOLDER)
             if last < first:
@@ -331,7 +333,7 @@ class Changelog:
         raise AssertionError("not reached")
 
     def bounds(self) -> tuple[int, int]:
-        """The first epoch whose changes are kept, and the last; (1, 0) if there is none."""
+        """The first and the last epoch whose changes are kept; (1, 0) if there are none."""
         found = self.newest()
         if found is None:
             return 1, 0
@@ -346,12 +348,12 @@ class Changelog:
         return max(found[2].since[operator], found[2].epoch - (found[1] - found[0]))
 
     def loads(self, operator: str) -> int:
-        """How many loads and migrations of this operator it knows of."""
+        """How many loads and migrations of this operator the changelog knows of."""
         found = self.newest()
         return 0 if found is None else found[2].header.loads.get(operator, 0)
 
     def read(self, first: int, last: int | None = None) -> Iterator[EpochChanges]:
-        """The changes of these epochs, one after the other; up to the newest unless `last` is given."""
+        """The changes of these epochs, in order; up to the newest unless `last` is given."""
         found = self.newest()
         oldest, end = self.bounds()
         last = end if last is None else last

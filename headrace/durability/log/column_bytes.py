@@ -1,11 +1,11 @@
-"""Tables: the columns of a record as bytes, and back.
+"""Tables: encodes the columns of a record to bytes, and decodes them.
 
 Rules:
-1. Few rows are a map in msgpack: name -> list. More are an Arrow stream with one batch.
-2. Ints stand in the smallest width that holds all of a column, which saves about what compression would. A table that
-   holds anything else is compressed with zstd.
-3. What is done per row is done first (`to_column`), by who has the rows at hand and in its cache; the rest (`to_bytes`)
-   by any thread.
+1. A few rows are a msgpack map: name -> list. More are an Arrow stream with one batch.
+2. Ints are stored in the smallest width that holds the whole column, which saves about as much as compression. A table
+   that holds anything else is compressed with zstd.
+3. Work per row comes first (`to_column`), in the thread that has the rows in its CPU cache; any thread can do the rest
+   (`to_bytes`).
 
 Never here: what the columns mean.
 """
@@ -22,17 +22,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from headrace.durability.columns import sealed_from_arrow, sealed_to_arrow
 
 ROWS_FOR_ARROW = 32
-SHAPES_MAX = 1_000  # of streams that are remembered
+SHAPES_MAX = 1_000  # how many stream shapes are cached
 WIDTHS = {"H": pa.uint16(), "i": pa.int32(), "q": pa.int64()}
-STREAM = b"\xff\xff\xff\xff"  # what a stream of Arrow's begins with, and msgpack does not
-END_BYTES = 8  # of a stream, behind its last body
+STREAM = b"\xff\xff\xff\xff"  # the first bytes of an Arrow stream, never of msgpack
+END_BYTES = 8  # the end marker of a stream, after its last body
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(dict[str, list[Any]])
 
 
 class Ints(NamedTuple):
-    """A column of ints, all of one width."""
+    """A column of ints of the same width."""
 
     code: str
     rows: int
@@ -42,11 +42,11 @@ class Ints(NamedTuple):
         return pa.Array.from_buffers(WIDTHS[self.code], self.rows, [None, pa.py_buffer(self.data)])
 
 
-Columns = dict[str, Any]  # a list each, or Ints, or an Arrow array
+Columns = dict[str, Any]  # name -> list, Ints or Arrow array
 
 
 def to_column(values: list[Any]) -> Any:
-    """Of sealed values, or of keys."""
+    """The column for a list of sealed values or keys."""
     if len(values) < ROWS_FOR_ARROW:
         return values
     return ints_of(values) or sealed_to_arrow(values)
@@ -61,10 +61,10 @@ def from_column(column: Any) -> list[Any]:
 
 
 def ints_of(values: list[Any]) -> Ints | None:
-    """None if not all are ints of 64 bits."""
+    """The column, or None if not all values are 64-bit ints."""
     if type(values[0]) is int:
         with contextlib.suppress(msgspec.ValidationError):
-            msgspec.convert(values, list[int])  # True is none
+            msgspec.convert(values, list[int])  # True is not an int here
             for code in WIDTHS:
                 with contextlib.suppress(struct.error):
                     return Ints(code, len(values), struct.pack(f"<{len(values)}{code}", *values))
@@ -72,8 +72,8 @@ def ints_of(values: list[Any]) -> Ints | None:
 
 
 class Streams:
-    """Makes bytes of tables. Of two Arrow streams of ints with the same names, widths and number of rows only the
-    bodies differ: what stands around them is kept, and Arrow is not asked again."""
+    """Encodes tables to bytes. Two Arrow streams of ints with the same names, widths and number of rows differ only in
+    their bodies: what surrounds the bodies is cached, and Arrow is not called again."""
 
     def __init__(self) -> None:
         self._around: dict[tuple[Any, ...], tuple[bytes, bytes]] = {}

@@ -1,8 +1,8 @@
-"""Looking into a log, and mending it: for the people who run Headrace, when a disk did not keep what it promised.
+"""Examines a log and repairs it, for operators, after a disk has lost or damaged data.
 
-Two rules. `examine` changes nothing and stops at nothing: it says all it finds. And `repair` throws nothing away: it
-takes over, as any writer does, makes lost headers anew, and begins a segment that names as its predecessor the last
-sound record; all that it replaces or cuts away is kept under `broken/`, for whoever wants to look at it.
+Two rules. `examine` changes nothing and does not stop at an error: it reports everything it finds. And `repair` throws
+nothing away: it takes over, as any writer does, rebuilds lost headers, and begins a segment that continues after the
+last valid record; all that it replaces or cuts away is kept under `broken/`, to be looked at later.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from headrace.durability.log.segments import (
     find_chain,
     retired_mark,
 )
-from headrace.durability.log.takeover import LogEnd, announce, begin_segment, marker
+from headrace.durability.log.takeover import LogEnd, announce, begin_segment, term_marker
 from headrace.durability.store import Store
 from headrace.errors import Fenced, ObjectMissing
 
 
 class LostRecords(NamedTuple):
-    """A place where something durable cannot be read: the records that are lost there, and why."""
+    """A location where durable data cannot be read: the records that are lost there, and why."""
 
     file: str
     offset: int
     number: int
-    last: int | None  # None: nothing sound comes after it
+    last: int | None  # None: nothing valid comes after it
     why: str
 
     def concerns(self, first: int) -> bool:
-        """Does it stand in the way of who reads from this record on?"""
+        """Whether it affects a reader that starts at this record."""
         return self.last is None or self.last >= first
 
 
 class Ignored(NamedTuple):
-    """Bytes of a segment that do not count: never acknowledged, and no loss."""
+    """Bytes of a segment that do not count: they were never acknowledged, so nothing is lost."""
 
     file: str
     offset: int
@@ -51,7 +51,7 @@ class Ignored(NamedTuple):
 
 
 class ExaminedSegment(NamedTuple):
-    """One segment, as far as it counts."""
+    """The part of a segment that counts."""
 
     file: str
     term: int
@@ -72,8 +72,8 @@ class ExamineReport:
     broken: list[LostRecords] = field(default_factory=list)  # in the order of the records
     ignored: list[Ignored] = field(default_factory=list)
     orphans: list[str] = field(default_factory=list)  # segments that do not count at all
-    lost: tuple[int, int] | None = None  # by `repair`: the first and the last record that was cut away
-    saved: list[str] = field(default_factory=list)  # by `repair`: where they are now
+    lost: tuple[int, int] | None = None  # set by `repair`: the first and the last record that were cut away
+    saved: list[str] = field(default_factory=list)  # set by `repair`: where they are now
 
     @property
     def is_sound(self) -> bool:
@@ -96,7 +96,7 @@ class ExamineReport:
         return sorted({part.term for part in self.segments})
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report as text."""
         text = [
             f"{self.url}/{self.name}: {self.records} records, {self.first} to {self.last},"
             f" in {len(self.segments)} segments of {len(self.terms)} terms"
@@ -116,25 +116,25 @@ class ExamineReport:
 
 
 def examine(store: Store, name: str = "log") -> ExamineReport:
-    """Reads the whole log and says all that is wrong with it. Changes nothing; also while the log is written."""
+    """Reads the whole log and reports all that is wrong with it. Changes nothing; works also while it is written."""
     return _examine(store, name)[0]
 
 
 def repair(store: Store, name: str = "log", first: int = 1, fence: str = "log", owner: str = "") -> ExamineReport:
     """Cuts a broken log before its first unreadable record; what is cut away is kept under `broken/`.
 
-    Records below `first` are not looked at: who has a snapshot needs only what comes after it, and if the log does not
-    even reach that far, it goes on there. A log that is sound from there on is left alone. `fence` is the log whose
+    Records below `first` are ignored: with a snapshot only what comes after it is needed, and a log that does not even
+    reach that far continues at `first`. A log that is sound from there on is left alone. `fence` is the log whose
     terms count, as in `Log.take_over`.
     """
     report, _ = _examine(store, name)
-    if not _troubles(report, first):
+    if not _problems(report, first):
         return report
     term = announce(store, fence, owner)  # from here on its writer is fenced
-    saved = _mend_headers(store, name, term)
+    saved = _repair_headers(store, name, term)
     report, chain = _examine(store, name)
     first = max(first, chain.kept)
-    numbers = [each.number for each in _troubles(report, first)]
+    numbers = [each.number for each in _problems(report, first)]
     if numbers:
         before = max(min(numbers), first)
         end = _end_before(store, name, chain, before) if min(numbers) >= first else LogEnd(None, 0, first - 1, [])
@@ -146,7 +146,7 @@ def repair(store: Store, name: str = "log", first: int = 1, fence: str = "log", 
 
 
 def cut(store: Store, name: str, before: int, fence: str = "log", owner: str = "") -> ExamineReport:
-    """Cuts a sound log before a record, as a repair does; what is cut away is kept under `broken/`."""
+    """Cuts a sound log before a record, as `repair` does; what is cut away is kept under `broken/`."""
     term = announce(store, fence, owner)
     report, chain = _examine(store, name)
     if before <= report.last:
@@ -155,14 +155,14 @@ def cut(store: Store, name: str, before: int, fence: str = "log", owner: str = "
     return report
 
 
-def _troubles(report: ExamineReport, first: int) -> list[LostRecords]:
-    """What stands in the way of who reads from this record on."""
+def _problems(report: ExamineReport, first: int) -> list[LostRecords]:
+    """The losses that affect a reader that starts at this record."""
     if report.last + 1 < first:
         report.broken.append(LostRecords(report.name, 0, report.last + 1, None, "the log ends before it"))
     return [each for each in report.broken if each.concerns(first)]
 
 
-# --- looking ----------------------------------------------------------------------------------------------------------
+# --- examining --------------------------------------------------------------------------------------------------------
 
 
 def _examine(store: Store, name: str) -> tuple[ExamineReport, SegmentChain]:
@@ -178,7 +178,7 @@ def _examine(store: Store, name: str) -> tuple[ExamineReport, SegmentChain]:
             )
     for ref, following in zip_longest(chain.refs, chain.refs[1:]):
         try:
-            _look(store, name, ref, following, report)
+            _examine_segment(store, name, ref, following, report)
         except ObjectMissing:
             continue  # retired just now
     if report.last + 1 < chain.kept:
@@ -187,30 +187,30 @@ def _examine(store: Store, name: str) -> tuple[ExamineReport, SegmentChain]:
     return report, chain
 
 
-def _look(store: Store, name: str, ref: Ref, following: Ref | None, report: ExamineReport) -> None:
+def _examine_segment(store: Store, name: str, ref: Ref, following: Ref | None, report: ExamineReport) -> None:
     segment = LogSegment(store, name, ref, CHUNK_BYTES, is_lenient=True)
-    troubles: list[LostRecords] = []
+    problems: list[LostRecords] = []
     if not segment.has_header:
-        troubles.append(LostRecords(segment.file, 0, ref.first, None, "its header is unreadable"))
+        problems.append(LostRecords(segment.file, 0, ref.first, None, "its header is unreadable"))
     limit = _limit_of(store, name, segment, following)
     records, reached, end = 0, ref.first - 1, HEADER_BYTES
-    for frame in _sound_frames(segment, limit, following, troubles, report.ignored):
+    for frame in _sound_frames(segment, limit, following, problems, report.ignored):
         end = frame.end
         if frame.kind == RECORD:
             records, reached = records + 1, frame.number
-    if following is not None and not troubles:
+    if following is not None and not problems:
         after = _header_of(store, name, following)
         file = after.previous if after else ref.name
         if file != ref.name or reached + 1 < following.first:
-            troubles.append(LostRecords(f"{name}/{file}", 0, reached + 1, following.first - 1, "records are missing"))
+            problems.append(LostRecords(f"{name}/{file}", 0, reached + 1, following.first - 1, "records are missing"))
     if limit is not None and (more := segment.size() - limit) > 0:
         report.ignored.append(Ignored(segment.file, limit, more, "written after the log went on in another segment"))
-    report.segments.append(ExaminedSegment(segment.file, ref.term, ref.first, reached, records, end, not troubles))
-    report.broken += troubles
+    report.segments.append(ExaminedSegment(segment.file, ref.term, ref.first, reached, records, end, not problems))
+    report.broken += problems
 
 
 def _limit_of(store: Store, name: str, segment: LogSegment, following: Ref | None) -> int | None:
-    """How many bytes of the segment count, as far as that can be known."""
+    """How many bytes of the segment count; None if that is not known."""
     if following is not None:
         after = _header_of(store, name, following)
         if after is not None and after.previous == segment.ref.name:
@@ -224,40 +224,40 @@ def _header_of(store: Store, name: str, ref: Ref) -> Header | None:
 
 
 def _sound_frames(
-    segment: LogSegment, limit: int | None, following: Ref | None, troubles: list[LostRecords], ignored: list[Ignored]
+    segment: LogSegment, limit: int | None, following: Ref | None, problems: list[LostRecords], ignored: list[Ignored]
 ) -> Iterator[LogFrame]:
-    """All that can be read, over broken places, too."""
-    place = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
+    """All frames that can be read, also those after broken ones."""
+    cursor = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
     until = None if following is None else following.first - 1
     while True:
         try:
-            for frame in segment.frames(limit, place):
+            for frame in segment.frames(limit, cursor):
                 if until is not None and frame.kind == RECORD and frame.number > until:
-                    return  # the next header is broken, so the limit is not known; but its name says where it began
-                place = ReadPosition(frame.end, place.number + (frame.kind == RECORD), frame.term)
+                    return  # the next header is broken, so the limit is unknown; but its name says where it begins
+                cursor = ReadPosition(frame.end, cursor.number + (frame.kind == RECORD), frame.term)
                 yield frame
             return
         except BadFrame as bad:
-            if until is not None and place.number > until and limit is None:
+            if until is not None and cursor.number > until and limit is None:
                 return
-            if following is None and segment.has_header and not segment.was_durable(place):
-                more = segment.size() - place.offset
-                ignored.append(Ignored(segment.file, place.offset, more, f"a torn tail ({bad.why})"))
+            if following is None and segment.has_header and not segment.was_durable(cursor):
+                more = segment.size() - cursor.offset
+                ignored.append(Ignored(segment.file, cursor.offset, more, f"a torn tail ({bad.why})"))
                 return
-            sound = (frame for frame in segment.valid_after(place.offset) if limit is None or frame.end <= limit)
-            found = next((frame for frame in sound if frame.kind == RECORD and frame.number >= place.number), None)
+            sound = (frame for frame in segment.valid_after(cursor.offset) if limit is None or frame.end <= limit)
+            found = next((frame for frame in sound if frame.kind == RECORD and frame.number >= cursor.number), None)
             last = until if found is None else found.number - 1
-            troubles.append(LostRecords(segment.file, place.offset, place.number, last, bad.why))
+            problems.append(LostRecords(segment.file, cursor.offset, cursor.number, last, bad.why))
             if found is None:
                 return
-            place = ReadPosition(found.offset, found.number, found.term)
+            cursor = ReadPosition(found.offset, found.number, found.term)
 
 
-# --- mending ----------------------------------------------------------------------------------------------------------
+# --- repairing --------------------------------------------------------------------------------------------------------
 
 
-def _mend_headers(store: Store, name: str, term: int) -> list[str]:
-    """A header says what can be found out again: name and predecessor. Gives where the files are kept as they were."""
+def _repair_headers(store: Store, name: str, term: int) -> list[str]:
+    """Rebuilds unreadable headers from the name and the predecessor. Returns where the old files are kept."""
     saved = []
     chain = find_chain(store, name, [])
     for index, ref in enumerate(chain.refs):
@@ -293,15 +293,15 @@ def _end_before(store: Store, name: str, chain: SegmentChain, number: int) -> Lo
 def _cut(store: Store, name: str, chain: SegmentChain, end: LogEnd, term: int, fence: str) -> list[str]:
     for mark in store.list(f"{name}/retired/"):
         if mark > retired_mark(name, end.last + 1):
-            store.delete(mark)  # or what is written from here on would be taken for retired
+            store.delete(mark)  # else what is written from here on would count as retired
     begin_segment(store, name, term, end)
-    if store.exists(marker(fence, term + 1)):
+    if store.exists(term_marker(fence, term + 1)):
         raise Fenced(f"{store.url}/{fence} was taken over meanwhile, by term {term + 1}: stop it, and repair again")
     return _set_aside(store, name, chain, end, term)
 
 
 def _set_aside(store: Store, name: str, chain: SegmentChain, end: LogEnd, term: int) -> list[str]:
-    """Keeps what was cut away. Segments that count no more at all are moved; of the last that counts, the rest."""
+    """Keeps what was cut away: moves segments that no longer count, and copies the rest of the last one that does."""
     saved = []
     position = chain.refs.index(end.ref) if end.ref else -1
     if end.ref and (rest := store.get(f"{name}/{end.ref.name}")[end.end :]):

@@ -1,9 +1,9 @@
-"""Frames: how records lie in a segment of the log, and how a broken one is told from a good one.
+"""Frames: the format of records in a segment of the log, and how a broken frame is recognized.
 
-A segment is a header frame and then the frames of its records. Two rules. A frame's checksum covers its segment's
-name and its own place in it, so that bytes of another file, or a record that holds the picture of a frame, are never
-taken for one. And every frame says how far the log was known to be durable when it was written (`synced`): by this
-a reader tells a tail that was torn in a crash from a record that was promised and is now unreadable.
+A segment is a header frame, followed by the frames of its records. Two rules. A frame's checksum covers its segment's
+name and its own offset, so that bytes of another file, or a record that contains a copy of a frame, never pass for a
+frame. And every frame says how far the log was known to be durable when it was written (`synced`): this tells a tail
+that was torn in a crash from a record that was acknowledged and is now unreadable.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from typing import NamedTuple
 
 MAGIC = b"HRlg"
 VERSION = 1
-HEADER, RECORD, MARK = 1, 2, 3  # kinds; a mark is no record: it only says how far the log is durable
+HEADER, RECORD, MARK = 1, 2, 3  # kinds; a mark is not a record: it only says how far the log is durable
 RECORD_BYTES_MAX = 1 << 30
-PIECE_BYTES, PIECES_BYTES_MAX = 5 << 10, 256 << 10  # what is checksummed at a time, and up to where in pieces
+PIECE_BYTES, PIECES_BYTES_MAX = 5 << 10, 256 << 10  # checksums are computed in pieces, up to this size of the data
 TERM_MAX = 99_999_999
 NUMBER_MAX = 10**16 - 1
 
-_HEAD = struct.Struct("<4sBBHIQIQ")  # magic, version, kind, nothing, length, number, term, synced
+_HEAD = struct.Struct("<4sBBHIQIQ")  # magic, version, kind, unused, length, number, term, synced
 _CRC = struct.Struct("<I")
 _PLACE = struct.Struct("<Q")
-_POINTER = struct.Struct("<QQQQ32s")  # first, sealed, and of the previous segment: bytes, last number, name
+_POINTER = struct.Struct("<QQQQ32s")  # first, sealed; the previous segment's bytes, last number, name
 HEAD_BYTES = _HEAD.size + _CRC.size
 HEADER_BYTES = HEAD_BYTES + _POINTER.size
 _NAME = re.compile(r"(\d{16})-(\d{8})\.(seg|obj)")
 
 
 class Ref(NamedTuple):
-    """A segment by its name. Refs of one term sort in the order in which they were written."""
+    """A segment's name, parsed. Refs of one term sort in the order in which they were written."""
 
     term: int
     first: int
-    is_whole: bool  # made in one piece (".obj"); else it grows (".seg")
+    is_whole: bool  # created in one piece (".obj"); else it grows (".seg")
     name: str
 
 
 class Header(NamedTuple):
-    """What a segment says of itself and of the one before it."""
+    """Describes a segment and its predecessor."""
 
     first: int  # the number of its first record, also if it has none yet
     term: int
-    sealed: int  # so many bytes were there when it got its name: they were durable then
+    sealed: int  # its size in bytes when it was created: they were durable then
     previous: str  # "" at the log's beginning
-    previous_bytes: int  # so much of the previous segment counts
+    previous_bytes: int  # how many bytes of the previous segment count
     previous_last: int
 
 
@@ -61,7 +61,7 @@ class LogFrame(NamedTuple):
 
 
 class BadFrame(Exception):
-    """No frame here. Inside only: readers make a cut or a `LogBroken` of it."""
+    """There is no valid frame here. Internal: readers cut the log there or raise `LogBroken`."""
 
     def __init__(self, offset: int, why: str) -> None:
         super().__init__(f"{why} at byte {offset}")
@@ -69,10 +69,10 @@ class BadFrame(Exception):
 
 
 class NewerFormat(Exception):
-    """A sound frame of a format that this code does not know."""
+    """A valid frame in a format that this code does not know."""
 
 
-def name_of(first: int, term: int, is_whole: bool) -> Ref:
+def segment_ref(first: int, term: int, is_whole: bool) -> Ref:
     return Ref(term, first, is_whole, f"{first:016d}-{term:08d}.{'obj' if is_whole else 'seg'}")
 
 
@@ -82,13 +82,13 @@ def parse_name(name: str) -> Ref | None:
 
 
 def seed_of(name: str) -> int:
-    """What the checksums of a segment begin with."""
+    """The start value of a segment's checksums."""
     return zlib.crc32(name.encode())
 
 
 def _checksum(data: bytes, start: int) -> int:
-    """In small pieces, as far as that is quick: for larger ones `zlib` lets other threads run, and with a busy one
-    among them it takes milliseconds to have the interpreter back."""
+    """Works in small pieces, as long as that is fast: for larger ones `zlib` releases the GIL, and with another busy
+    thread it takes milliseconds to get it back."""
     if len(data) > PIECES_BYTES_MAX:
         return zlib.crc32(data, start)
     view = memoryview(data)
@@ -104,7 +104,7 @@ def encode_frame(seed: int, offset: int, kind: int, number: int, term: int, sync
 
 
 def length_at(head: bytes | memoryview, offset: int) -> int:
-    """How long the data of the frame with this head is, if it is one; `BadFrame` if it cannot be."""
+    """The length of the frame's data, from its head. `BadFrame` if this cannot be a frame's head."""
     if len(head) < HEAD_BYTES:
         raise BadFrame(offset, "a frame is cut short")
     if head[:4] != MAGIC:
@@ -116,7 +116,7 @@ def length_at(head: bytes | memoryview, offset: int) -> int:
 
 
 def decode_frame(seed: int, offset: int, raw: bytes | memoryview) -> LogFrame:
-    """The frame that these bytes begin with. `offset` is its place in the segment."""
+    """The frame at the start of these bytes. `offset` is its position in the segment."""
     length = length_at(raw, offset)
     if len(raw) < HEAD_BYTES + length:
         raise BadFrame(offset, "a frame is cut short")

@@ -1,9 +1,9 @@
 """The log: numbered records, durable and fenced before anything that depends on them may leave.
 
 Two rules. *Write, then check*: a record counts once it is synced and, after that, no later term has announced itself.
-*Announce, then read*: who takes over creates the marker of its term first and reads the log afterwards, so whatever
-its predecessor saw acknowledged is in what it reads. Neither needs a lock, and a writer that slept between any two of
-its steps does no harm: it writes to a segment whose end its successor has already fixed, and then it sees the marker.
+*Announce, then read*: a new writer first creates the marker of its term and then reads the log, so it reads everything
+that was acknowledged to its predecessor. Neither needs a lock, and a writer that slept between any two of its steps
+does no harm: it writes to a segment whose end its successor has already fixed, and then it sees the marker.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from headrace.durability.log.segments import (
     bounds,
     check_first,
     ends_early,
-    find_again,
+    find_chain_with_retry,
     read_chain,
     read_log,
     retired_mark,
 )
-from headrace.durability.log.takeover import LogEnd, announce, begin_segment, find_end, highest_term, marker
+from headrace.durability.log.takeover import LogEnd, announce, begin_segment, find_end, highest_term, term_marker
 from headrace.durability.store import Store
 from headrace.errors import Fenced, HeadraceError, ObjectMissing, StoreError, StoreFull, TooLarge
 
@@ -56,10 +56,10 @@ SEGMENT_BYTES = 64 << 20
 
 
 class Log:
-    """The writer of a log. `append` may be called by one thread; `retire` by another at the same time.
+    """The writer of a log. One thread may call `append` while another calls `retire`.
 
-    After any error of `append` nothing more can be appended: whether its records are there is for the next writer to
-    find out. (A sync that failed is never tried again: the second one may succeed without having written anything.)
+    After any error in `append` nothing more can be appended: the next writer finds out whether the records are there.
+    (A failed sync is never retried: the second one may succeed without having written anything.)
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Log:
         segment_bytes: int,
     ) -> None:
         self.store, self.name, self.term, self.last = store, name, term, last
-        self._next_marker = marker(fence, term + 1)
+        self._next_marker = term_marker(fence, term + 1)
         self._chain = chain
-        self._found = last
+        self._last_at_takeover = last
         self._segment_bytes = segment_bytes
         self._current = current
         self._seed = seed_of(current.name)
@@ -95,16 +95,16 @@ class Log:
         fence: str | None = None,
         owner: str = "",
     ) -> Log:
-        """Fences all earlier writers, reads how far the log goes, and begins a segment of its own at once.
+        """Fences all earlier writers, finds the end of the log, and begins a new segment at once.
 
-        With `term`, the term is one that was already taken over in the log `fence` ("log" unless told): its markers
-        fence this log, too, and no marker is made here. `owner` is written into the marker, for people.
+        `term` is a term that was already announced in the log `fence` ("log" by default): its markers fence this log
+        too, and no marker is created here. `owner` is written into the marker, for people.
         """
         if term is None:
             fence = fence or name
             term = announce(store, fence, owner)
         fence = fence or "log"
-        chain = find_again(store, name)
+        chain = find_chain_with_retry(store, name)
         if chain.term >= term:
             raise Fenced(f"{store.url}/{name} has segments of term {chain.term}: term {term} is over")
         end = find_end(store, name, chain)
@@ -112,7 +112,7 @@ class Log:
         last = end.last + len(end.loose)
         log = cls(store, name, term, fence, chain, current, size, last, segment_bytes)
         chain.refs.append(current)
-        log._look()
+        log._check_fence()
         return log
 
     @property
@@ -121,14 +121,15 @@ class Log:
         return self._chain.refs[0].first
 
     def read(self, first: int) -> Iterator[LogRecord]:
-        """The records as found at take-over, from this number on. `LogBroken`; `StoreError` if it is retired."""
+        """The records found at the take-over, from this number on. `LogBroken`; `StoreError` if it is retired."""
         check_first(self.store, self.name, self._chain, first)
-        if first > self._found + 1:
-            raise ends_early(self.store, self.name, self._found, first)
-        return read_chain(self.store, self.name, self._chain, first, self._found)
+        if first > self._last_at_takeover + 1:
+            raise ends_early(self.store, self.name, self._last_at_takeover, first)
+        return read_chain(self.store, self.name, self._chain, first, self._last_at_takeover)
 
     def append(self, payloads: list[bytes]) -> int:
-        """Durable, and still ours, when it returns: the last number. Without payloads it only checks the fence."""
+        """Returns the last number once the records are durable and the log is still ours. Without payloads it only
+        checks the fence."""
         if not payloads:
             self.check()
             return self.last
@@ -139,11 +140,11 @@ class Log:
             if self.store.can_append:
                 self._grow(payloads)
             else:
-                self._begin(payloads)
-            self._look()
-        except ObjectMissing as error:  # our segment: who took over has retired or repaired it away
+                self._begin_segment(payloads)
+            self._check_fence()
+        except ObjectMissing as error:  # our segment: a successor has retired or repaired it away
             self._failure = error
-            self._look()
+            self._check_fence()
             raise
         except BaseException as error:
             self._failure = error
@@ -152,19 +153,19 @@ class Log:
         return self.last
 
     def check(self) -> None:
-        """Is the log still ours? `Fenced` if not."""
+        """Raises `Fenced` if the log is no longer ours."""
         if self._failure is not None:
             self._refuse(self._failure)
-        self._look()
+        self._check_fence()
 
     def roll(self) -> None:
-        """The next append begins a new segment (if the present one has any record)."""
+        """Makes the next append begin a new segment (if the current one has any record)."""
         self._must_roll = True
 
     def retire(self, below: int) -> list[str]:
-        """Deletes the segments all of whose records are below this number, never the newest; returns their names.
+        """Deletes the segments whose records are all below this number, never the newest; returns their names.
 
-        What is left, because the store is full or refuses, is for the next call."""
+        What could not be deleted, because the store is full or fails, is left for the next call."""
         self.check()
         chain = self._chain
         below = max(min(below, self.last + 1), chain.kept)
@@ -172,10 +173,10 @@ class Log:
         retired = [ref for ref, following in zip(chain.refs, chain.refs[1:], strict=False) if following.first <= below]
         names = []
         for ref in (*strays, *retired):
-            # First say it: or a file that is missing could be taken for retired, and one that comes back for sound.
-            # With no room to say it only the oldest may go, as deleting makes room: of two deletions that nothing tells
-            # of, a loss of power could undo the older one alone, and leave a hole.
-            if not self._say_retired(below) and ref in retired and chain.refs[0].first > max(chain.kept, 1):
+            # Write the mark first: without it a missing file could pass for retired, and one that comes back for sound.
+            # If the store is too full for the mark, only the oldest segment may be deleted, to make room: if two were
+            # deleted without a mark, a loss of power could undo the older deletion alone, and leave a hole.
+            if not self._mark_retired(below) and ref in retired and chain.refs[0].first > max(chain.kept, 1):
                 break
             names.append(f"{self.name}/{ref.name}")
             self.store.delete(names[-1])  # if this fails, the next call tries again
@@ -185,7 +186,7 @@ class Log:
         return names
 
     def close(self) -> None:
-        """Leaves a mark that all records are durable, so that a bit that flips in the last one later is noticed."""
+        """Writes a mark that all records are durable, so that a bit that flips in the last one later is noticed."""
         if self._failure is None and self.store.can_append and self._size > HEADER_BYTES:
             data = encode_frame(self._seed, self._size, MARK, self.last, self.term, self.last, b"")
             try:
@@ -201,7 +202,7 @@ class Log:
     def _grow(self, payloads: list[bytes]) -> None:
         size = sum(map(len, payloads))
         if self._size > HEADER_BYTES and (self._must_roll or self._size + size > self._segment_bytes):
-            self._begin([])
+            self._begin_segment([])
         self._must_roll = False
         data = b"".join(_frames(self._seed, self._size, self.last, self.term, payloads))
         file = f"{self.name}/{self._current.name}"
@@ -209,16 +210,16 @@ class Log:
         self.store.sync(file)
         self._size += len(data)
 
-    def _begin(self, payloads: list[bytes]) -> None:
-        """A new segment behind the current one."""
+    def _begin_segment(self, payloads: list[bytes]) -> None:
+        """Begins a new segment after the current one."""
         loose = [LogFrame(RECORD, self.last + 1 + n, self.term, 0, data, 0, 0) for n, data in enumerate(payloads)]
         end = LogEnd(self._current, self._size, self.last, loose)
         self._current, self._size = begin_segment(self.store, self.name, self.term, end, not self.store.can_append)
         self._seed = seed_of(self._current.name)
         self._chain.refs.append(self._current)
 
-    def _say_retired(self, below: int) -> bool:
-        """Records below this number may be gone. False if there is no room to say so."""
+    def _mark_retired(self, below: int) -> bool:
+        """Marks that records below this number may be gone. False if there is no room for the mark."""
         said = self._chain.kept
         if below > said:
             try:
@@ -230,8 +231,8 @@ class Log:
                 self.store.delete(retired_mark(self.name, said))
         return True
 
-    def _look(self) -> None:
-        """Has a later term announced itself? (Looks at the store, each time.)"""
+    def _check_fence(self) -> None:
+        """Raises `Fenced` if a later term has announced itself. Asks the store each time."""
         if self.store.exists(self._next_marker):
             raise Fenced(
                 f"{self.store.url}/{self._next_marker} is there: another coordinator took over from term {self.term}."

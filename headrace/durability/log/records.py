@@ -3,8 +3,8 @@
     log:      an epoch (its rows, time and limits), a source's batch (its rows), or a note (decree, intent, response)
     replies:  an epoch again, with the outcome of every row
 
-Functions stand by their names, so that a log can be read when the app has grown. The rows of a source's batch are in
-the batch's own record, or in segments that it names; an epoch only says how many of them it took.
+Functions are stored by name, so that a log can be read when the app has grown. The rows of a source's batch are in the
+batch's own record, or in segments that it names; an epoch only says how many of them it took.
 
 Never here: files, who writes when.
 """
@@ -22,7 +22,7 @@ from headrace.core.log_records import Decree, Intent, Note, Record, Retired
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
-from headrace.durability.inbox.batches import judged_by, read_again
+from headrace.durability.inbox.batch_calls import admission_limits, reread_calls
 from headrace.durability.inbox.inbox import Closed
 from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, from_column, to_column
 from headrace.durability.store import Store
@@ -31,10 +31,10 @@ from headrace.wire.messages import Failure, RequestIds, Response
 
 
 class CallRows(msgspec.Struct, frozen=True):
-    """The calls of an epoch or batch, but for their columns."""
+    """Describes the calls of an epoch or batch; their values are in columns."""
 
-    functions: list[tuple[str, bool]]  # each that is called, and whether its arguments are encoded as one
-    width: int | None  # how many arguments each has; None where they differ
+    functions: list[tuple[str, bool]]  # each called function, and whether its arguments are encoded as one value
+    width: int | None  # how many arguments each call has; None if they differ
 
 
 NO_ROWS = CallRows([], 0)
@@ -58,7 +58,7 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
     refused: dict[int, Failure]
     rows: CallRows
     closed: Closed | None = None  # where the rows are, if not here
-    limits: dict[str, int] = {}  # and what decided which of them are refused
+    limits: dict[str, int] = {}  # the settings that decided which of them are refused
 
 
 class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
@@ -67,7 +67,7 @@ class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
 
 
 class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
-    """Of a record of the changelog: see changelog.py."""
+    """The header of a changelog record: see changelog.py."""
 
     epoch: int
     closed_us: int
@@ -79,7 +79,7 @@ class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
 
 
 class ColumnRecord(NamedTuple):
-    """A record in columns, not in bytes yet."""
+    """A record as columns, not encoded to bytes yet."""
 
     header: Any
     tables: tuple[Columns, ...] = ()
@@ -94,10 +94,10 @@ _rows_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
 
 
 class Records:
-    """Encodes and decodes for one program."""
+    """Encodes and decodes the records of one program."""
 
     def __init__(self, program: Program, fingerprint: str = "", store: Store | None = None) -> None:
-        """The store is where segments of batches are, which records only name."""
+        """`store` holds the segments of batches, which records only name."""
         self.store = store
         self.program, self.fingerprint, self.limits = program, fingerprint, program.config.limits()
         self._streams = Streams()
@@ -105,25 +105,25 @@ class Records:
 
     # --- the log ---
 
-    def lay_out(self, record: Record) -> ColumnRecord:
-        """The first half of the work, for who has just made the record; `pack` is the second, for any thread."""
+    def to_columns(self, record: Record) -> ColumnRecord:
+        """The first half of encoding, for the thread that made the record; `pack` is the second, for any thread."""
         if isinstance(record, Epoch):
             header, columns = self._called[record.number] = self._epoch(record)
             return ColumnRecord(header, (columns,))
         if isinstance(record, Batch):
             assert record.source is not None
             if record.closed is not None:
-                limits = judged_by(self.program.config)
+                limits = admission_limits(self.program.config)
                 return ColumnRecord(BatchHeader(record.source, "", record.refused, NO_ROWS, record.closed, limits))
             rows, columns = calls_to_columns(record.entries, record.keys, record.args)
             return ColumnRecord(BatchHeader(record.source, record.given_ids, record.refused, rows), (columns,))
         return ColumnRecord(record)
 
-    def pack(self, laid: ColumnRecord) -> bytes:
-        return pack(self._streams, laid)
+    def pack(self, record: ColumnRecord) -> bytes:
+        return pack(self._streams, record)
 
     def decode(self, number: int, data: bytes, batches: dict[int, Batch]) -> LoggedRecord:
-        """`batches` are those decoded before, by the numbers of their records; a new one is added."""
+        """`batches` holds the batches decoded so far, by record number; a new one is added to it."""
         header, columns = unpack(data)
         if isinstance(header, EpochHeader):
             epoch = self._read_epoch(header, columns, batches)
@@ -131,7 +131,7 @@ class Records:
             return LoggedRecord(number, epoch, header.limits, header.fingerprint)
         if isinstance(header, BatchHeader) and header.closed is not None:
             assert self.store is not None
-            batch = read_again(self.store, header.closed, self.program, header.limits, header.refused)
+            batch = reread_calls(self.store, header.closed, self.program, header.limits, header.refused)
             batches[number] = batch
             batch.position = number
             return LoggedRecord(number, batch)
@@ -145,15 +145,15 @@ class Records:
 
     # --- replies ---
 
-    def lay_out_replies(self, epoch: Epoch) -> ColumnRecord:
-        """Of an epoch that is final."""
+    def replies_to_columns(self, epoch: Epoch) -> ColumnRecord:
+        """The replies of a final epoch."""
         header, columns = self._called.pop(epoch.number) if epoch.number in self._called else self._epoch(epoch)
-        if any(piece.source for piece in epoch.pieces):  # who reads the replies does not read the log
+        if any(piece.source for piece in epoch.pieces):  # readers of the replies do not read the log
             header = msgspec.structs.replace(header, pieces=epoch.pieces)
         return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
 
     def encode_replies(self, epoch: Epoch) -> bytes:
-        return self.pack(self.lay_out_replies(epoch))
+        return self.pack(self.replies_to_columns(epoch))
 
     def decode_replies(self, data: bytes) -> Epoch:
         header, columns = unpack(data)
@@ -199,8 +199,8 @@ class Records:
         return header, columns
 
     def _read_epoch(self, header: EpochHeader, columns: Columns, batches: dict[int, Batch] | None) -> Epoch:
-        """Without `batches`, of replies, the rows of sources stay empty and functions may be gone: their results are
-        enough. Rows of a batch that is not among them are not needed."""
+        """Without `batches` (for replies) the rows of sources stay empty and functions may be gone: the results are
+        enough. Rows of a batch that is not in `batches` are not needed, and stay empty too."""
         epoch = Epoch(header.number, header.first, header.opened_us)
         epoch.closed_us, epoch.tids, epoch.pieces = header.closed_us, range(*header.tids), list(header.pieces)
         find = self._entry if batches is not None else self._entry_or_none
@@ -281,7 +281,7 @@ def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) ->
 
 
 def turned(rows: list[Args]) -> list[list[Any]] | None:
-    """The columns of rows that are all of one width; None if they are not."""
+    """The columns of rows that all have the same width; None if they do not."""
     width = len(rows[0])
     try:
         if width == 1:
@@ -295,14 +295,14 @@ def turned(rows: list[Args]) -> list[list[Any]] | None:
     return [[row[at] for row in rows] for at in range(width)]
 
 
-def pack(streams: Streams, laid: ColumnRecord) -> bytes:
-    """The header, then each table of columns, each after its length."""
-    parts = [_encoder.encode(laid.header), *map(streams.to_bytes, laid.tables)]
+def pack(streams: Streams, record: ColumnRecord) -> bytes:
+    """Encodes the header, then each table of columns, each preceded by its length."""
+    parts = [_encoder.encode(record.header), *map(streams.to_bytes, record.tables)]
     return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
 
 
 def unpack(data: bytes) -> tuple[Header, Columns]:
-    """The header, and the columns of all tables: they may differ in length."""
+    """Decodes the header and the columns of all tables, which may differ in length."""
     try:
         parts = parts_of(data)
         columns: Columns = {}
@@ -314,7 +314,7 @@ def unpack(data: bytes) -> tuple[Header, Columns]:
 
 
 def unpack_results(data: bytes) -> tuple[RepliesHeader, Any]:
-    """Of a record of replies only the header and the results (a list, or Arrow's): the calls are not looked at."""
+    """Decodes only the header and the results (a list, or an Arrow array) of a record of replies, not the calls."""
     try:
         parts = parts_of(data)
         return _replies_decoder.decode(parts[0]), from_bytes(parts[-1])["result"]

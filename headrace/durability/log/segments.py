@@ -1,8 +1,8 @@
-"""The chain: which segments make up the log, and the reading of their records, for writers and onlookers alike.
+"""The chain: which segments make up the log, and how their records are read, for writers and readers alike.
 
-Two rules. The newest segment (highest term, then highest number) decides: each names its predecessor and how many
-bytes of it count, and whatever is not on that way back does not count. And nothing is believed to be broken before
-it was read once more. Here nothing is written.
+Two rules. The newest segment (highest term, then highest number) decides: each segment names its predecessor and how
+many bytes of it count, and segments that are not on this path do not count. And nothing is reported as broken before
+it was read a second time. Nothing is written here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHUNK_BYTES = 4 << 20
 
 
 class LogRecord(NamedTuple):
-    """One entry of the log: its number, the term of the coordinator that wrote it, and what it wrote."""
+    """One record of the log: its number, the term of the coordinator that wrote it, and its data."""
 
     number: int
     term: int
@@ -44,7 +44,7 @@ class LogRecord(NamedTuple):
 
 
 class BrokenAt(LogBroken):
-    """`LogBroken` with the place for programs: the file, the byte in it, and the first record that is lost."""
+    """`LogBroken` with the location for programs: the file, the byte in it, and the first lost record."""
 
     def __init__(self, store: Store, file: str, offset: int, number: int, why: str) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ class BrokenAt(LogBroken):
 
 
 class ReadPosition(NamedTuple):
-    """Where a reader stands: at this byte, before the record of this number; the last one had this term."""
+    """A reader's position: at this byte, before the record of this number; the previous record had this term."""
 
     offset: int
     number: int
@@ -64,7 +64,7 @@ class ReadPosition(NamedTuple):
 
 
 class RecordPosition(NamedTuple):
-    """Where a record lies, for who wants to begin there and not at its segment's beginning."""
+    """Where a record is, for readers that start there and not at the beginning of its segment."""
 
     number: int
     segment: str
@@ -72,26 +72,26 @@ class RecordPosition(NamedTuple):
 
 
 class SegmentChain(NamedTuple):
-    """The segments of a log, oldest first, and what lies beside them."""
+    """The segments of a log, oldest first, and other segments in its folder."""
 
     refs: list[Ref]
-    torn: list[Ref]  # they were begun and hold nothing: as if they were not there
+    torn: list[Ref]  # begun and empty: ignored
     orphans: list[Ref]  # of writers that lost a race, or left over from a retirement
     kept: int  # records from this number on must be there; older ones are retired
 
     @property
     def term(self) -> int:
-        """The highest term that has a name here."""
+        """The highest term of all these segments."""
         return max((ref.term for ref in (*self.refs, *self.torn, *self.orphans)), default=0)
 
 
 def refs_in(store: Store, folder: str) -> list[Ref]:
-    """All segments that have a name there, whether they count or not, in the order of their terms."""
-    return _sort(store, folder)[0]
+    """All segments in the folder, whether they count or not, in the order of their terms."""
+    return _list_segments(store, folder)[0]
 
 
-def _sort(store: Store, folder: str) -> tuple[list[Ref], list[int]]:
-    """The segments that have a name there, and the marks of what is retired."""
+def _list_segments(store: Store, folder: str) -> tuple[list[Ref], list[int]]:
+    """The segments in the folder, and the numbers in the marks of what is retired."""
     refs, retired = [], []
     for name in store.list(f"{folder}/"):
         ref = parse_name(name.removeprefix(f"{folder}/"))
@@ -103,37 +103,37 @@ def _sort(store: Store, folder: str) -> tuple[list[Ref], list[int]]:
 
 
 def retired_mark(folder: str, below: int) -> str:
-    """The object that says that records below this number may be gone. The highest one counts, whoever made it."""
+    """The object that says that records below this number may be gone. The highest one counts, whoever wrote it."""
     return f"{folder}/retired/{below:016d}"
 
 
 def find_chain(store: Store, folder: str, broken: list[BrokenAt] | None = None) -> SegmentChain:
-    """Follows the log back from its newest segment. Reads the names, and one header for each term.
+    """Follows the log back from its newest segment. Reads the names, and one header per term.
 
-    With a list for what is `broken`, an unreadable header is put there, and its predecessor is guessed.
+    If a list `broken` is given, unreadable headers are added to it, and their predecessors are guessed.
     """
-    refs, marks = _sort(store, folder)
+    refs, marks = _list_segments(store, folder)
     kept = max(marks, default=0)
     torn: list[Ref] = []
     while refs and LogSegment(store, folder, refs[-1], is_lenient=broken is not None).is_torn:
         torn.append(refs.pop())
     chain: list[Ref] = []
     orphans: list[Ref] = []
-    index = len(refs) - 1  # of the newest that counts, from there down
+    index = len(refs) - 1  # of the newest segment that counts and is not in the chain yet
     while index >= 0:
         low = index
         while low > 0 and refs[low - 1].term == refs[index].term and refs[low].first > kept:
             low -= 1
         chain[:0] = refs[low : index + 1]
         before = low - 1
-        # What comes before a retired record is retired: there by a deletion that a crash has undone, or by a zombie.
+        # What comes before a retired record is retired: a crash undid its deletion, or a zombie wrote it.
         index = -1 if refs[low].first <= kept else _previous(store, folder, refs, low, broken)
         orphans[:0] = refs[index + 1 : before + 1]
     return SegmentChain(chain, torn, orphans, kept)
 
 
 def _previous(store: Store, folder: str, refs: list[Ref], low: int, broken: list[BrokenAt] | None) -> int:
-    """Where the predecessor of segment `low` is; -1 if it is not there."""
+    """The index of the predecessor of segment `low`; -1 if it is not there."""
     index = low - 1
     try:
         name = LogSegment(store, folder, refs[low]).header.previous
@@ -150,19 +150,19 @@ def _previous(store: Store, folder: str, refs: list[Ref], low: int, broken: list
 
 
 class LogSegment:
-    """One segment: its header, and its frames in order, with a few megabytes of it in memory at a time."""
+    """Reads one segment: its header, and its frames in order, with a few megabytes in memory at a time."""
 
     def __init__(
         self, store: Store, folder: str, ref: Ref, ahead: int = HEADER_BYTES + 1, is_lenient: bool = False
     ) -> None:
-        """Reads the header, and `ahead` bytes with it. `ObjectMissing`; `BrokenAt` if it is broken, unless lenient."""
+        """Reads `ahead` bytes with the header. `ObjectMissing`; `BrokenAt` if the header is broken, unless lenient."""
         self.ref = ref
         self.file = f"{folder}/{ref.name}"
         self._store = store
         self._seed = seed_of(ref.name)
         self._buffer = b""
         self._base = 0
-        self.is_torn = False  # it was never finished: a broken header, and nothing behind it
+        self.is_torn = False  # it was never finished: a broken header, and nothing after it
         self._error = BrokenAt(store, self.file, 0, ref.first, "its header is unreadable")
         self._header = self._read_header(ahead)
         if self._header is None and not self.is_torn and not is_lenient:
@@ -178,9 +178,9 @@ class LogSegment:
             raise self._error
         return self._header
 
-    def frames(self, limit: int | None = None, place: ReadPosition | None = None) -> Iterator[LogFrame]:
-        """All frames after the header, or from `place` on, up to byte `limit`; `BadFrame` at the first that is none."""
-        offset, number, term = place or ReadPosition(HEADER_BYTES, self.ref.first, 0)
+    def frames(self, limit: int | None = None, cursor: ReadPosition | None = None) -> Iterator[LogFrame]:
+        """All frames after the header, or from `cursor` on, up to byte `limit`; `BadFrame` at the first invalid one."""
+        offset, number, term = cursor or ReadPosition(HEADER_BYTES, self.ref.first, 0)
         while offset != limit:
             frame = self._frame_twice(offset)
             if frame is None:
@@ -198,65 +198,65 @@ class LogSegment:
             yield frame
             offset = frame.end
 
-    def read(self, limit: int | None, needed: int = 1, place: ReadPosition | None = None) -> Iterator[LogFrame]:
-        """The frames that count: up to byte `limit`, or (None: it is the newest) up to where a crash tore it; all of
-        them, or from `place` on.
+    def read(self, limit: int | None, needed: int = 1, cursor: ReadPosition | None = None) -> Iterator[LogFrame]:
+        """The frames that count: up to byte `limit`, or (None: the newest segment) up to a tail torn in a crash; all of
+        them, or from `cursor` on.
 
-        `BrokenAt` if what is broken was durable; but lost records below number `needed` are passed over.
+        `BrokenAt` if what is broken was durable; but lost records below number `needed` are skipped.
         """
         is_newest = limit is None
         if limit is None and self.ref.is_whole:
             limit = self.header.sealed
-        place = place or ReadPosition(HEADER_BYTES, self.ref.first, 0)
+        cursor = cursor or ReadPosition(HEADER_BYTES, self.ref.first, 0)
         suspect = -1
         while True:
             try:
-                for frame in self.frames(limit, place):
-                    place = ReadPosition(frame.end, place.number + (frame.kind == RECORD), frame.term)
+                for frame in self.frames(limit, cursor):
+                    cursor = ReadPosition(frame.end, cursor.number + (frame.kind == RECORD), frame.term)
                     yield frame
                 return
             except BadFrame as bad:
-                if is_newest and not self.was_durable(place):
+                if is_newest and not self.was_durable(cursor):
                     return
-                # Look again, after the evidence: an onlooker may have seen half a frame, and later the next one.
-                if suspect != place.offset:
-                    suspect, self._buffer = place.offset, b""
+                # Read again now that we know it was durable: a reader may have seen half a frame, and later the next.
+                if suspect != cursor.offset:
+                    suspect, self._buffer = cursor.offset, b""
                     continue
-                beyond = self._beyond(place, limit, is_newest)
-                if beyond is None or beyond.number > needed:
-                    raise BrokenAt(self._store, self.file, place.offset, place.number, bad.why) from None
-                place = beyond
+                after = self._after_damage(cursor, limit, is_newest)
+                if after is None or after.number > needed:
+                    raise BrokenAt(self._store, self.file, cursor.offset, cursor.number, bad.why) from None
+                cursor = after
 
-    def _beyond(self, place: ReadPosition, limit: int | None, is_newest: bool) -> ReadPosition | None:
-        """Where the log goes on behind a broken place: only if all that is lost between them was durable."""
+    def _after_damage(self, cursor: ReadPosition, limit: int | None, is_newest: bool) -> ReadPosition | None:
+        """Where the log continues after a broken frame: only if all that is lost in between was durable."""
         synced = 0
         found: ReadPosition | None = None
-        for frame in self.valid_after(place.offset):
+        for frame in self.valid_after(cursor.offset):
             if limit is not None and frame.end > limit:
                 break
             number = frame.number + (frame.kind == MARK)
-            if found is None and frame.kind in (RECORD, MARK) and number >= place.number:
+            if found is None and frame.kind in (RECORD, MARK) and number >= cursor.number:
                 found = ReadPosition(frame.offset, number, 0)
             synced = max(synced, frame.synced)
         if found is None or (is_newest and found.offset >= self.header.sealed and synced < found.number - 1):
             return None
         return found
 
-    def was_durable(self, place: ReadPosition) -> bool:
-        """Is there evidence that what should be at this place was durable once?"""
-        return place.offset < self.header.sealed or any(
-            frame.synced >= place.number for frame in self.valid_after(place.offset)
+    def was_durable(self, cursor: ReadPosition) -> bool:
+        """Whether a later frame or the header proves that what should be at this position was durable once."""
+        return cursor.offset < self.header.sealed or any(
+            frame.synced >= cursor.number for frame in self.valid_after(cursor.offset)
         )
 
     def size(self) -> int:
-        """Of the file, in bytes, found by reading it."""
+        """The size of the file in bytes, found by reading it."""
         at = 0
         while part := len(self._store.get_part(self.file, at, CHUNK_BYTES)):
             at += part
         return at
 
     def valid_after(self, offset: int) -> Iterator[LogFrame]:
-        """The sound frames behind a broken place, wherever they begin."""
+        """The valid frames after a broken one, wherever they begin."""
         at = offset + 1
         while True:
             self._fill(at, CHUNK_BYTES)
@@ -304,7 +304,7 @@ class LogSegment:
             return self._frame(offset)
 
     def _frame(self, offset: int) -> LogFrame | None:
-        """The frame at this byte, or None if nothing at all is there."""
+        """The frame at this byte, or None if the file ends here."""
         self._fill(offset, HEAD_BYTES)
         start = offset - self._base
         if start >= len(self._buffer):
@@ -324,7 +324,7 @@ class LogSegment:
         )
 
     def _fill(self, offset: int, size: int) -> None:
-        """Makes the buffer hold these bytes, as far as they are there."""
+        """Makes the buffer hold these bytes, as far as the file has them."""
         if not (self._base <= offset and offset + size <= self._base + len(self._buffer)):
             self._buffer = self._store.get_part(self.file, offset, max(size, CHUNK_BYTES))
             self._base = offset
@@ -336,16 +336,20 @@ def read_chain(
     chain: SegmentChain,
     first: int,
     last: int | None = None,
-    spot: RecordPosition | None = None,
+    record_position: RecordPosition | None = None,
 ) -> Iterator[LogRecord]:
-    """The records from number `first` on, up to the end or to `last`. Streamed: one stretch of a segment at a time.
-    `spot` is where `first` was seen: if it still is in that segment, what is before it is not read."""
+    """The records from number `first` on, up to the end or to `last`. Streamed: one chunk of a segment at a time.
+    `record_position` is where `first` was seen: if it still is in that segment, what comes before is not read."""
     check_first(store, folder, chain, first)
     refs = chain.refs[max(bisect_right(chain.refs, first, key=lambda ref: ref.first) - 1, 0) :]
-    place: ReadPosition | None = None
-    if spot is not None and refs and (spot.segment, spot.number) == (refs[0].name, first):
-        place = ReadPosition(spot.offset, first, 0)
-    ahead = CHUNK_BYTES if place is None else HEADER_BYTES + 1
+    cursor: ReadPosition | None = None
+    if (
+        record_position is not None
+        and refs
+        and (record_position.segment, record_position.number) == (refs[0].name, first)
+    ):
+        cursor = ReadPosition(record_position.offset, first, 0)
+    ahead = CHUNK_BYTES if cursor is None else HEADER_BYTES + 1
     segments = (LogSegment(store, folder, ref, CHUNK_BYTES if at else ahead) for at, ref in enumerate(refs))
     segment = next(segments, None)
     reached = 0
@@ -354,8 +358,8 @@ def read_chain(
         header = following.header if following is not None else None
         if header is not None and header.previous != segment.ref.name:
             raise BrokenAt(store, f"{folder}/{header.previous}", 0, segment.ref.first, "the file is missing")
-        reached = segment.ref.first - 1 if place is None else first - 1
-        for frame in segment.read(header.previous_bytes if header is not None else None, first, place):
+        reached = segment.ref.first - 1 if cursor is None else first - 1
+        for frame in segment.read(header.previous_bytes if header is not None else None, first, cursor):
             reached = frame.number
             if last is not None and reached > last:
                 return
@@ -363,13 +367,13 @@ def read_chain(
                 yield LogRecord(reached, frame.term, frame.data)
         if header is not None and reached < header.previous_last and header.previous_last >= first:
             raise BrokenAt(store, segment.file, header.previous_bytes, reached + 1, "records are missing")
-        segment, place = following, None
+        segment, cursor = following, None
     if reached + 1 < first:
         raise ends_early(store, folder, reached, first)
 
 
 def check_first(store: Store, folder: str, chain: SegmentChain, first: int) -> None:
-    """Refuses to read from a record that is not kept any more."""
+    """Raises an error if the record is no longer kept."""
     begin = chain.refs[0].first if chain.refs else 1
     if first >= begin:
         return
@@ -392,29 +396,29 @@ def ends_early(store: Store, folder: str, last: int, first: int) -> LogBroken:
 
 
 def read_log(
-    store: Store, name: str = "log", first: int | None = 1, spot: RecordPosition | None = None
+    store: Store, name: str = "log", first: int | None = 1, record_position: RecordPosition | None = None
 ) -> Iterator[LogRecord]:
-    """The log as an onlooker sees it, also while it is written: what it ends with may not be acknowledged yet.
+    """Reads the log without a take-over, also while it is written: the last records may not be acknowledged yet.
 
-    `first=None` begins with the oldest record that is kept. No take-over: nothing is written, nobody is fenced.
-    `spot` is where `first` was seen (see tail.py).
+    `first=None` begins with the oldest kept record. Nothing is written and no writer is fenced.
+    `record_position` is where `first` was seen (see tail.py).
     """
     for attempt in (1, 2, 3):
-        chain = find_again(store, name)
+        chain = find_chain_with_retry(store, name)
         if first is None:
             first = chain.refs[0].first if chain.refs else 1
         try:
-            for record in read_chain(store, name, chain, first, spot=spot):
+            for record in read_chain(store, name, chain, first, record_position=record_position):
                 first = record.number + 1
                 yield record
             return
-        except ObjectMissing:  # retired while we read: the chain is another now
+        except ObjectMissing:  # retired while we read: the chain has changed
             if attempt == 3:
                 raise
 
 
-def find_again(store: Store, folder: str) -> SegmentChain:
-    """`find_chain`, also if segments are retired meanwhile."""
+def find_chain_with_retry(store: Store, folder: str) -> SegmentChain:
+    """`find_chain`, repeated if segments are retired meanwhile."""
     for _ in range(3):
         try:
             return find_chain(store, folder)
@@ -424,8 +428,8 @@ def find_again(store: Store, folder: str) -> SegmentChain:
 
 
 def bounds(store: Store, name: str = "log") -> tuple[int, int]:
-    """The numbers of the first record that is kept and of the last one. (1, 0) if there is none."""
-    chain = find_again(store, name)
+    """The numbers of the first kept record and of the last one. (1, 0) if there are none."""
+    chain = find_chain_with_retry(store, name)
     if not chain.refs:
         return 1, 0
     last = chain.refs[-1].first - 1

@@ -1,9 +1,9 @@
-"""Mending a store as a whole, when its logs cannot be read any more: `headrace log repair`.
+"""Repairs a whole store whose logs can no longer be read: `headrace log repair`.
 
-What a snapshot covers is not looked at. The log is cut before the first record that is lost; answers to epochs that are
-gone with it are set aside too, for they are not true any more. Of lost replies those after the snapshot are made again
-by the next start; for earlier ones there is only the note that they are gone. A changelog is cut like the log; if it
-ends before the snapshot then, it begins anew.
+What a snapshot covers is ignored. The log is cut before the first lost record; replies to epochs that are gone with it
+are set aside too, because they are no longer valid. Lost replies after the snapshot are made again at the next start;
+earlier ones are only noted as gone. A changelog is cut like the log; if it then ends before the snapshot, it starts
+again from there.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from headrace.model.app import App
 class Repaired(NamedTuple):
     log: ExamineReport
     replies: ExamineReport
-    last_epoch: int  # up to here everything is there
-    forgotten: int  # epochs up to that one whose replies are gone
-    changes: ExamineReport | None = None  # if there is a changelog
+    last_epoch: int  # the store is complete up to this epoch
+    forgotten: int  # how many epochs up to that one have lost their replies
+    changes: ExamineReport | None = None  # None if there is no changelog
 
     @property
     def reports(self) -> list[ExamineReport]:
@@ -39,24 +39,24 @@ class Repaired(NamedTuple):
         return bool(self.forgotten) or any(each.lost or each.saved for each in self.reports)
 
 
-def repair_store(past: StoreReader) -> Repaired:
-    """Takes the store over; whoever serves from it is fenced."""
-    newest = past.snapshots.newest()
+def repair_store(reader: StoreReader) -> Repaired:
+    """Takes the store over: a running coordinator is fenced."""
+    newest = reader.snapshots.newest()
     epoch, position, oldest = (0, 1, 1) if newest is None else (newest.epoch, newest.position, newest.meta["oldest"])
-    store = past.store
+    store = reader.store
     log = repair(store, "log", position)
-    replies = repair(store, "replies", max(1, int(oldest) - past.epoch0))
-    last = max(past.last_epoch(position), epoch)
-    if bounds(store, "replies")[1] + past.epoch0 > last:
+    replies = repair(store, "replies", max(1, int(oldest) - reader.epoch0))
+    last = max(reader.last_epoch(position), epoch)
+    if bounds(store, "replies")[1] + reader.epoch0 > last:
         saved = replies.saved
-        replies = cut(store, "replies", last - past.epoch0 + 1)
+        replies = cut(store, "replies", last - reader.epoch0 + 1)
         replies.saved = [*saved, *replies.saved]
     changes = repair_changes(store, epoch, last)
-    return Repaired(log, replies, last, pad_replies(past, epoch), changes)
+    return Repaired(log, replies, last, pad_replies(reader, epoch), changes)
 
 
 def repair_changes(store: Store, epoch: int, last: int) -> ExamineReport | None:
-    """From the snapshot's epoch on, and not beyond the log's last one."""
+    """Repairs the changelog from the snapshot's epoch on, and cuts it after the log's last epoch."""
     changelog = Changelog(store)
     if not changelog.is_there:
         return None
@@ -75,14 +75,15 @@ def repair_changes(store: Store, epoch: int, last: int) -> ExamineReport | None:
     return report
 
 
-def pad_replies(past: StoreReader, epoch: int) -> int:
-    """There is one record per epoch: for those up to this one whose replies are gone there is an empty one."""
-    kept = bounds(past.store, "replies")[1] + past.epoch0
+def pad_replies(reader: StoreReader, epoch: int) -> int:
+    """Replies have one record per epoch: adds an empty one for each epoch up to this one whose replies are gone.
+    Returns how many."""
+    kept = bounds(reader.store, "replies")[1] + reader.epoch0
     if kept >= epoch:
         return 0
-    records = Records(Engine(App(str(past.identity["app"])), past.config).program)
-    log = Log.take_over(past.store, "log")
-    replies = Log.take_over(past.store, "replies", term=log.term)
+    records = Records(Engine(App(str(reader.identity["app"])), reader.config).program)
+    log = Log.take_over(reader.store, "log")
+    replies = Log.take_over(reader.store, "replies", term=log.term)
     for number in range(kept + 1, epoch + 1):
         replies.append([records.encode_replies(Epoch(number, 0, 0))])
     replies.close()

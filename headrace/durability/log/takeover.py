@@ -1,8 +1,8 @@
-"""The steps of a take-over: announce a term, find the log's end, begin a segment of one's own. Repairs take them, too.
+"""The steps of a take-over: announce a term, find the end of the log, begin a new segment. Repairs use them too.
 
-Two rules. A term announces itself by creating its marker, which only one can; markers are consecutive and never
-deleted, so that one look tells whether there is a later one. And what is found behind the last proof of durability is
-written again: it may lie in a cache only, and a sync of what others wrote can succeed although their own failed.
+Two rules. A term is announced by creating its marker, which only one process can do; markers are consecutive and never
+deleted, so one lookup tells whether there is a later term. And what is found after the last proof of durability is
+written again: it may be in a cache only, and a sync of what others wrote can succeed although their own sync failed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headrace.durability.log.frames import (
     Ref,
     encode_frame,
     encode_header,
-    name_of,
     seed_of,
+    segment_ref,
 )
 from headrace.durability.log.segments import CHUNK_BYTES, LogSegment, SegmentChain, ends_early, refs_in
 from headrace.durability.store import Store
@@ -34,43 +34,43 @@ class LogEnd(NamedTuple):
     """Where a log ends, as its next writer found it."""
 
     ref: Ref | None  # None: there is no segment
-    end: int  # so many bytes of it are surely durable
+    end: int  # how many of its bytes are proven durable
     last: int  # the last record in them
-    loose: list[LogFrame]  # records after that: sound, but perhaps only in a cache
+    loose: list[LogFrame]  # records after that: valid, but perhaps only in a cache
 
 
-def marker(name: str, term: int) -> str:
-    """The object by which a term announces itself. Markers are consecutive and never deleted: so one look is enough."""
+def term_marker(name: str, term: int) -> str:
+    """The object that announces a term. Markers are consecutive and never deleted, so one lookup is enough."""
     return f"{name}/terms/{term:08d}"
 
 
 def highest_term(store: Store, name: str = "log") -> int:
-    """The highest term that was ever announced; 0 if none was."""
+    """The highest term that was ever announced; 0 if there is none."""
     found = (text.rpartition("/")[2] for text in store.list(f"{name}/terms/"))
     return max((int(text) for text in found if text.isdecimal()), default=0)
 
 
 def announce(store: Store, name: str, owner: str) -> int:
     for _ in range(TAKEOVER_TRIES):
-        # Segments, too: whoever removed the markers by hand must not make an old writer equal to a new one.
+        # Segments count too: if the markers were deleted by hand, an old term must not be used again.
         term = max(highest_term(store, name), *(ref.term for ref in refs_in(store, name)), 0) + 1
         if term > TERM_MAX:
             raise StoreError(
                 f"{store.url}/{name} has used up all {TERM_MAX} terms: start from a snapshot in a new store"
             )
-        if store.create(marker(name, term), f"term {term} {owner}".strip().encode() + b"\n"):
+        if store.create(term_marker(name, term), f"term {term} {owner}".strip().encode() + b"\n"):
             return term
     raise StoreError(f"{store.url}/{name}: others took over {TAKEOVER_TRIES} times meanwhile. See who starts so many")
 
 
 def find_end(store: Store, folder: str, chain: SegmentChain) -> LogEnd:
-    """How far the log goes. What no later frame proves durable is `loose`, to be written again by who takes over.
+    """Finds the end of the log. What no later frame proves durable is `loose`, and the new writer writes it again.
 
-    Durable records that cannot be read any more do not matter here: they keep their numbers; who reads them is told.
+    Durable records that can no longer be read do not matter here: they keep their numbers, and reading them fails.
     """
     end = _find_end(store, folder, chain)
     last = end.last + len(end.loose)
-    if last + 1 < chain.kept:  # what was retired was durable: so the log went further once
+    if last + 1 < chain.kept:  # what was retired was durable: the log was longer once
         raise ends_early(store, folder, last, chain.kept)
     return end
 
@@ -93,9 +93,9 @@ def _find_end(store: Store, folder: str, chain: SegmentChain) -> LogEnd:
 
 
 def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: bool = False) -> tuple[Ref, int]:
-    """A new segment that names its predecessor, with the loose records in it. Gives it and its size in bytes."""
+    """Creates a segment that names its predecessor and holds the loose records. Returns it and its size in bytes."""
     first = end.last + 1
-    ref = name_of(first, term, is_whole)
+    ref = segment_ref(first, term, is_whole)
     seed = seed_of(ref.name)
     frames, size = [], HEADER_BYTES
     for frame in end.loose:
@@ -109,5 +109,5 @@ def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: b
 
 
 def _is_ours(store: Store, file: str, data: bytes) -> bool:
-    """A create that was sent again, as its answer was lost, finds its own object. Nobody else has our term."""
+    """A create that was retried because its answer was lost finds its own object: no other writer has our term."""
     return any(store.get(file) == data for _ in range(2))

@@ -1,12 +1,12 @@
-"""Scans: the entities of one operator at the end of an epoch, in columns, some shards at a time. For who only reads.
+"""Scans: the entities of one operator at the end of an epoch, in columns, a few shards at a time. For readers.
 
 Rules:
-1. What is read is a snapshot's layers and, over them, what the changelog says of later epochs. Of two rows of an entity
-   the later one counts; what is deleted, or whose time is over, is not there.
-2. Only files that hold some of the wanted shards are read, and of those only the batches that do. So whoever wants some
-   keys reads little, and several readers share the work by ranges of shards.
-3. Layers written by different code may have an entity in different shards. Then all of it is one range.
-4. What is done per entity is done by Arrow and NumPy.
+1. A scan reads a snapshot's layers and, over them, the changelog of later epochs. Of two rows of an entity the later
+   one counts; deleted and expired entities are left out.
+2. Only files that hold some of the wanted shards are read, and of those only the batches that do. So reading some keys
+   reads little, and several readers share the work by ranges of shards.
+3. Layers written by different code may have an entity in different shards. Then all shards are one range.
+4. Work per entity is done by Arrow and NumPy.
 
 Never here: what the states mean, Spark.
 """
@@ -33,8 +33,8 @@ from headrace.durability.snapshots.layers import (
     LayerSource,
     ShardedRows,
     columns_of,
-    in_one,
-    one,
+    concat_tables,
+    single_array,
     stretches,
     table_of,
 )
@@ -43,11 +43,11 @@ from headrace.durability.store import Store
 from headrace.model.operator import Operator
 from headrace.wire.values import EXPIRING, WRAP_BYTES, Key
 
-Range = tuple[int, int]  # of shards: the first and the last
+Range = tuple[int, int]  # the first and the last shard
 
 
 class ScannedRows(NamedTuple):
-    """Some entities: of keys and of states the columns that have any, all of one length."""
+    """Some entities: the non-empty columns of their keys and states, all of the same length."""
 
     keys: Columns
     states: Columns
@@ -57,35 +57,35 @@ class ScannedRows(NamedTuple):
 
 
 class LaterStates(NamedTuple):
-    """What became of entities after the snapshot: the last state of each, MISSING where it was deleted."""
+    """The last state of each entity that changed after the snapshot; MISSING if it was deleted."""
 
     changed: dict[Key, Any]
 
 
 class Scan:
-    """Of one operator in one snapshot; `manifest` is None where the state begins with nothing. `placed` is the operator
-    as far as its `partition_by` is known: without it nobody can tell where a key is."""
+    """A scan of one operator in one snapshot; `manifest` is None if there is none. `operator` is None if its
+    `partition_by` is not known: then the shard of a key is not known either."""
 
     def __init__(
-        self, store: Store, manifest: Manifest | None, name: str, shards: int, placed: Operator | None
+        self, store: Store, manifest: Manifest | None, name: str, shards: int, operator: Operator | None
     ) -> None:
-        self.store, self.manifest, self.name, self.shards, self.placed = store, manifest, name, shards, placed
+        self.store, self.manifest, self.name, self.shards, self.operator = store, manifest, name, shards, operator
         self.layers: tuple[Layer, ...] = manifest.layers if manifest is not None else ()
         self.is_aligned = len({layer.sharding for layer in self.layers}) <= 1
 
     # --- who reads what ---
 
     def ranges(self, count: int, keys: Collection[Key] | None = None) -> list[Range]:
-        """At most so many ranges of shards, about equally heavy; with keys, only of the shards that have them."""
+        """At most `count` ranges of shards, about equally large; with keys, only the shards that have them."""
         if not self.is_aligned or not self.layers:
             return [(0, self.shards - 1)]
-        if keys is not None and self.placed is not None:
-            homes = sorted(set(map(int, shards_of(self.placed, list(keys), self.shards))))
-            if not homes:
+        if keys is not None and self.operator is not None:
+            key_shards = sorted(set(map(int, shards_of(self.operator, list(keys), self.shards))))
+            if not key_shards:
                 return []
-            cut = [each.tolist() for each in np.array_split(np.array(homes), min(count, len(homes)))]
+            cut = [each.tolist() for each in np.array_split(np.array(key_shards), min(count, len(key_shards)))]
             return [(each[0], each[-1]) for each in cut]
-        weights = np.ones(self.shards)  # each shard a little, though nothing be known of it
+        weights = np.ones(self.shards)  # each shard counts a little, even if nothing is known about it
         for layer in self.layers:
             for stored in layer.objects:
                 first, last = stored.shards
@@ -97,7 +97,7 @@ class Scan:
 
     @property
     def rows(self) -> int:
-        """Of all operators and layers: no fewer than there are entities."""
+        """The rows of all operators and layers: at least as many as there are entities."""
         return sum(stored.rows for layer in self.layers for stored in layer.objects)
 
     @property
@@ -113,19 +113,21 @@ class Scan:
         later: LaterStates | None = None,
         ttl: tuple[int, int] | None = None,
     ) -> Iterator[ScannedRows]:
-        """The entities in these shards; with `keys`, only those. `ttl` is how long a state
-        lives, and what time it is, in microseconds."""
+        """The entities in these shards; with `keys`, only those. `ttl` is the time to live and the current time, in
+        microseconds."""
         wanted = None if keys is None else split_keys(keys)
         over = None if later is None else self._table_of(later, within)
         for pieces in self._stretches(within):
-            tables = [self._mine(rows.table, wanted) for rows in pieces]
-            yield from self._found([table for table in tables if table is not None and table.num_rows], over, ttl)
+            tables = [self._own_rows(rows.table, wanted) for rows in pieces]
+            yield from self._visible_rows(
+                [table for table in tables if table is not None and table.num_rows], over, ttl
+            )
         if over is not None and over.num_rows:
-            kept = over if wanted is None else over.filter(among(over, wanted))
-            yield from self._found([kept] if kept.num_rows else [], None, ttl)
+            kept = over if wanted is None else over.filter(has_key(over, wanted))
+            yield from self._visible_rows([kept] if kept.num_rows else [], None, ttl)
 
     def _stretches(self, within: Range) -> Iterator[list[ShardedRows]]:
-        """Rows of some shards, of all layers, the newest last."""
+        """The rows of a few shards at a time, from all layers, the newest last."""
         layers = [self._sources(layer) for layer in self.layers]
         sources = [
             source
@@ -143,66 +145,66 @@ class Scan:
         assert self.manifest is not None
         return [
             LayerSource(
-                functools.partial(read, self.store, self.manifest.place, each), each.bytes, each.rows, each.shards
+                functools.partial(read, self.store, self.manifest.snapshot_id, each), each.bytes, each.rows, each.shards
             )
             for each in layer.objects
         ]
 
-    def _mine(self, table: pa.Table, wanted: Columns | None) -> pa.Table | None:
-        """This operator's rows, and of those the wanted ones."""
-        operators = one(table, OPERATOR)
+    def _own_rows(self, table: pa.Table, wanted: Columns | None) -> pa.Table | None:
+        """This operator's rows; with `wanted`, only those with these keys."""
+        operators = single_array(table, OPERATOR)
         names = operators.dictionary.to_pylist()
         if self.name not in names:
             return None
         mine = table if len(names) == 1 else table.filter(pc.equal(operators.indices, names.index(self.name)))
-        return mine if wanted is None else mine.filter(among(mine, wanted))
+        return mine if wanted is None else mine.filter(has_key(mine, wanted))
 
     def _table_of(self, later: LaterStates, within: Range) -> pa.Table:
         changed = later.changed
-        if self.placed is not None and within != (0, self.shards - 1) and changed:
-            homes = shards_of(self.placed, list(changed), self.shards)
-            mine = [key for key, home in zip(changed, homes, strict=True) if within[0] <= home <= within[1]]
+        if self.operator is not None and within != (0, self.shards - 1) and changed:
+            key_shards = shards_of(self.operator, list(changed), self.shards)
+            mine = [key for key, shard in zip(changed, key_shards, strict=True) if within[0] <= shard <= within[1]]
             changed = {key: changed[key] for key in mine}
         if not changed:
             return pa.table({})
         return table_of(self.name, split_keys(changed.keys()), split(changed.values()))
 
-    def _found(
+    def _visible_rows(
         self, layers: list[pa.Table], over: pa.Table | None, ttl: tuple[int, int] | None
     ) -> Iterator[ScannedRows]:
-        """What of these layers counts, if `over` lies over all of them."""
+        """The rows of these layers that count, with `over` above all of them."""
         kept: list[pa.Table] = []
         above = [] if over is None or not over.num_rows else [over]
         for table in reversed(layers):
             table = last_of_each(table)
             hidden = np.zeros(table.num_rows, np.bool_)
             for upper in above:
-                hidden |= numbers(among(table, columns_of(upper, KEY)))
+                hidden |= as_numpy(has_key(table, columns_of(upper, KEY)))
             above.append(table)
-            hidden |= numbers(one(table, DELETED))
+            hidden |= as_numpy(single_array(table, DELETED))
             kept.append(table.filter(pa.array(~hidden)) if hidden.any() else table)
         for table in reversed(kept):
             if ttl is not None and table.num_rows:
                 lives_us, now_us = ttl
-                table = table.filter(pa.array(now_us < written(one(table, STATE + "packed")) + lives_us))
+                table = table.filter(pa.array(now_us < written(single_array(table, STATE + "packed")) + lives_us))
             if table.num_rows:
-                yield ScannedRows(*(there(columns_of(table, prefix)) for prefix in (KEY, STATE)))
+                yield ScannedRows(*(non_empty(columns_of(table, prefix)) for prefix in (KEY, STATE)))
 
 
 def joined(layer: list[LayerSource], first: int, last: int) -> Iterator[ShardedRows]:
-    """A layer's rows of these shards, in one piece."""
+    """A layer's rows of these shards, as one table."""
     pieces = [rows for source in layer for rows in source.rows(first, last)]
     if pieces:
-        yield ShardedRows(in_one([rows.table for rows in pieces]), [])
+        yield ShardedRows(concat_tables([rows.table for rows in pieces]), [])
 
 
 def last_of_each(table: pa.Table) -> pa.Table:
-    """An entity stands in a layer once, as a rule: that is looked at, and rarely more has to be done."""
-    keys = there(columns_of(table, KEY))
+    """The last row of each entity. Usually an entity is in a layer once: this is checked first."""
+    keys = non_empty(columns_of(table, KEY))
     if all(is_distinct(column.drop_null()) for column in keys.values()):
         return table
     names = [KEY + kind for kind in keys]
-    grouped = pa.table({**{name: one(table, name) for name in names}, ROW: np.arange(table.num_rows)})
+    grouped = pa.table({**{name: single_array(table, name) for name in names}, ROW: np.arange(table.num_rows)})
     last = grouped.group_by(names, use_threads=False).aggregate([(ROW, "max")])
     return table.take(pa.array(np.sort(last.column(f"{ROW}_max").to_numpy())))
 
@@ -214,21 +216,21 @@ def is_distinct(column: pa.Array) -> bool:
     return len(column.dictionary_encode().dictionary) == len(column)
 
 
-def among(table: pa.Table, keys: Columns) -> pa.Array:
-    """Which rows have one of these keys."""
+def has_key(table: pa.Table, keys: Columns) -> pa.Array:
+    """For each row, whether it has one of these keys."""
     found = np.zeros(table.num_rows, np.bool_)
     for kind, wanted in keys.items():
         if table.num_rows and KEY + kind in table.column_names:
-            found |= numbers(pc.is_in(one(table, KEY + kind), wanted.drop_null(), skip_nulls=True))
+            found |= as_numpy(pc.is_in(single_array(table, KEY + kind), wanted.drop_null(), skip_nulls=True))
     return pa.array(found)
 
 
-def there(columns: Columns) -> Columns:
-    """Those that have any value."""
+def non_empty(columns: Columns) -> Columns:
+    """The columns that have any value."""
     return {kind: column for kind, column in columns.items() if column.null_count < len(column)}
 
 
-def numbers(array: pa.Array) -> Any:
+def as_numpy(array: pa.Array) -> Any:
     return array.to_numpy(zero_copy_only=False)
 
 

@@ -1,7 +1,7 @@
-"""The past: a store as an onlooker reads it, whoever is writing it meanwhile. Nothing is taken over, nobody is fenced.
+"""Reads a store, also while it is being written. Nothing is taken over and no writer is fenced.
 
-The state at the end of any epoch that the store still reaches is a snapshot at or before it and the log's epochs up to
-it, run again by the app's own code. From there one can look around, compare with what was answered, or begin a new
+The state at the end of any epoch that the store still covers comes from a snapshot at or before it and the log's epochs
+up to it, run again by the app's own code. It can be inspected, compared with the recorded replies, or written to a new
 store (`headrace restore`).
 """
 
@@ -20,8 +20,8 @@ from headrace.core.events import Snapshot
 from headrace.core.local import run_backlog
 from headrace.core.program import Table
 from headrace.core.restore import LoggedRecord, Restored, restore
-from headrace.durability.identity import IDENTITY, check_identity, identity_of, print_of, with_checksum
-from headrace.durability.inbox.inbox import take_away
+from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_fingerprint, with_checksum
+from headrace.durability.inbox.inbox import mark_taken
 from headrace.durability.log.log import Log, bounds, read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.migration import migrate
@@ -32,20 +32,20 @@ from headrace.errors import AppChanged, BadRequest, SnapshotBroken, WrongStore
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, fingerprint
 
-REPLIES_AT_ONCE = 200  # copied to a new store
+REPLIES_AT_ONCE = 200  # how many are copied to a new store in one append
 
 
 class Replay(NamedTuple):
-    """An engine at the end of an epoch, and the epochs that were run again to get there, with their outcomes."""
+    """An engine at the end of an epoch, and the epochs that were replayed to get there, with their outcomes."""
 
     engine: Engine
     epoch: int
-    began: int  # the epoch of the snapshot that it began with; 0 if with nothing
+    began: int  # the epoch of the snapshot that it began with; 0 without one
     epochs: list[Epoch]
-    codes: frozenset[str]  # fingerprints of the code that logged these epochs; if there are none, of the snapshot's
+    codes: frozenset[str]  # fingerprints of the code that logged these epochs; if there are none, the snapshot's
 
     def state(self) -> dict[str, Table]:
-        """Sealed, by operator and key."""
+        """Sealed states by operator and key."""
         tables: dict[str, Table] = {name: {} for name in self.engine.program.app.operators}
         for operator, key, state in self.engine.select(None, None):
             tables.setdefault(operator, {})[key] = state
@@ -53,7 +53,7 @@ class Replay(NamedTuple):
 
 
 class StoreReader:
-    """What a store holds. With an app, its epochs can be run again."""
+    """Reads what a store holds. With an app, its epochs can be replayed."""
 
     def __init__(self, where: str | Path | Store, app: App | None = None) -> None:
         self.store = open_store(where) if isinstance(where, str | Path) else where
@@ -70,15 +70,15 @@ class StoreReader:
         self.epoch0 = int(identity["epoch0"])
         self.snapshots = snapshots_of(self.store, identity, app or App(str(identity["app"])))
 
-    def print_of(self, digest: str) -> Fingerprint | None:
-        """What the code with this fingerprint was, if that is known."""
+    def known_fingerprint(self, digest: str) -> Fingerprint | None:
+        """The fingerprint with this digest, if the store has it."""
         try:
-            return print_of(self.store, digest)
+            return read_fingerprint(self.store, digest)
         except AppChanged:
             return None
 
     def load(self, epoch: int | None) -> Loaded | None:
-        """The newest sound snapshot of this epoch or before: what comes after it is in the log. None if the log alone
+        """The newest intact snapshot at or before this epoch from which the log continues. None if the log alone
         reaches back to the beginning."""
         first = bounds(self.store, "log")[0]
         complete = [each for each in self.snapshots.manifests() if each.is_complete]
@@ -91,7 +91,7 @@ class StoreReader:
         return self.snapshots.load(min(reached, default=epoch))
 
     def last_epoch(self, position: int | None = None) -> int:
-        """The last one in the log, as far as it is read from this record on, or in a snapshot if that is later."""
+        """The last epoch in the log (read from this record on), or of a snapshot if that is later."""
         epochs = [each.epoch for each in self.snapshots.manifests() if each.is_complete]
         for record in read_log(self.store, "log", position):
             header, _ = unpack(record.data)
@@ -99,11 +99,11 @@ class StoreReader:
                 epochs.append(header.number)
         return max(epochs, default=self.epoch0)
 
-    # --- again ---
+    # --- replay ---
 
     def replay(self, epoch: int | None = None, before: int | None = None, is_strict: bool = True) -> Replay:
-        """Run the log again up to this epoch, or to its end; from a snapshot of epoch `before` or earlier. If it is
-        strict, only code that is the same as when the epochs were logged will do."""
+        """Runs the log again up to this epoch, or to its end; from a snapshot of epoch `before` or earlier. With
+        `is_strict`, the code must be the same as when the epochs were logged."""
         app = self._need_app()
         loaded = self.load(epoch if before is None else before)
         began, position = (0, 1) if loaded is None else (loaded.manifest.epoch, loaded.manifest.position)
@@ -122,7 +122,7 @@ class StoreReader:
         meta = {} if loaded is None else loaded.manifest.meta
         if loaded is not None and loaded.manifest.fingerprint != mine.digest:
             if epochs:
-                written = print_of(self.store, loaded.manifest.fingerprint)
+                written = read_fingerprint(self.store, loaded.manifest.fingerprint)
                 tables = migrate(tables, written, mine, app, meta["closed_us"])
             else:
                 codes.add(loaded.manifest.fingerprint)
@@ -138,8 +138,8 @@ class StoreReader:
         return Replay(engine, epochs[-1].number if epochs else began, began, epochs, frozenset(codes))
 
     def _records(self, records: Records, position: int, epoch: int | None) -> list[LoggedRecord]:
-        """From this record on, without the epochs after `epoch` and what only they need: other code may have written
-        them."""
+        """The records from this one on, without the epochs after `epoch` and what only they need: other code may have
+        written them."""
         found = [(record, unpack(record.data)[0]) for record in read_log(self.store, "log", position)]
         taken = [
             record.number
@@ -156,7 +156,7 @@ class StoreReader:
 
     def _check_code(self, mine: Fingerprint, codes: Iterable[str]) -> None:
         for digest in sorted(set(codes) - {mine.digest}):
-            known = self.print_of(digest)
+            known = self.known_fingerprint(digest)
             differences = "how it differs is not known" if known is None else "; ".join(known.differences(mine)[:5])
             raise AppChanged(
                 f"{self.store.url} was written by other code of app {mine.app!r} ({differences}): use the code that "
@@ -164,14 +164,14 @@ class StoreReader:
             )
 
     def recorded(self, first: int, last: int | None = None) -> dict[int, Epoch]:
-        """The epochs whose replies are kept, from this one on, with what was answered."""
+        """The epochs whose replies are kept, from this one on, with their recorded replies."""
         records = Records(Engine(self._need_app(), self.config).program)
         return {
             epoch: records.decode_replies(data) for epoch, data in self.replies(first) if last is None or epoch <= last
         }
 
     def replies(self, first: int) -> Iterator[tuple[int, bytes]]:
-        """The records of the epochs' replies, from this epoch on as far as they are kept."""
+        """The records of replies, from this epoch on as far as they are kept."""
         begin, end = bounds(self.store, "replies")
         if max(begin, first - self.epoch0) <= end:
             for record in read_log(self.store, "replies", max(begin, first - self.epoch0)):
@@ -184,8 +184,8 @@ class StoreReader:
 
     # --- into a new store ---
 
-    def begin_anew(self, replay: Replay, where: str | Path | Store) -> dict[str, Any]:
-        """A new store that goes on from there: its state, its counters, and the request ids that are still kept."""
+    def write_new_store(self, replay: Replay, where: str | Path | Store) -> dict[str, Any]:
+        """Writes a new store that continues from there, with the state, the counters, and the kept request ids."""
         app, engine = self._need_app(), replay.engine
         mine = fingerprint(app)
         self._check_code(mine, replay.codes)
@@ -213,8 +213,8 @@ class StoreReader:
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
         new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
         for query, (batch, *_) in meta["sources"].items():
-            take_away(new, (query, batch))  # so that the query may go on
+            mark_taken(new, (query, batch))  # so that the query can continue
         replies.close()
         log.close()
-        new.create(IDENTITY, with_checksum(identity))  # last: what is half made is no store
+        new.create(IDENTITY, with_checksum(identity))  # last: a half-written store does not count as one
         return {"epoch": replay.epoch, "entities": len(entities), "cluster": identity["cluster"], "store": new.url}

@@ -1,12 +1,12 @@
-"""The tail of a log, for an onlooker who comes again and again: each look reads what is new, not what it has seen.
+"""Follows the tail of a log: each look reads only what is new.
 
 Rules:
-1. A look follows the log's own chain: of a segment that has a successor only what the successor names counts, also
-   where more was seen in it before.
-2. Where the records lie that were seen is remembered until it is forgotten, so that who reads them can begin there. It
-   is a hint: what it points to is checked when it is read.
+1. A look follows the log's own chain: of a segment with a successor only the bytes that the successor names count, even
+   if more were seen before.
+2. The positions of the records that were seen are remembered until `forget`, so that a reader can start there. A
+   position is a hint: it is checked when it is used.
 
-Nothing is written, nobody is fenced.
+Nothing is written and no writer is fenced.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from headrace.durability.log.frames import HEADER_BYTES, NUMBER_MAX, RECORD
-from headrace.durability.log.segments import LogSegment, ReadPosition, RecordPosition, SegmentChain, find_again
+from headrace.durability.log.segments import (
+    LogSegment,
+    ReadPosition,
+    RecordPosition,
+    SegmentChain,
+    find_chain_with_retry,
+)
 from headrace.durability.store import Store
 from headrace.errors import ObjectMissing
 
-SPOTS_MAX = 1_000_000  # remembered at most
+POSITIONS_MAX = 1_000_000  # how many are remembered at most
 
 
 class Tail:
@@ -27,15 +33,15 @@ class Tail:
     def __init__(self, store: Store, folder: str) -> None:
         self.store, self.folder = store, folder
         self._segment: LogSegment | None = None
-        self._place = ReadPosition(HEADER_BYTES, 1, 0)  # where the next look begins
+        self._cursor = ReadPosition(HEADER_BYTES, 1, 0)  # where the next look begins
         self._first = 1  # the number of the first record that is remembered
-        self._spots: list[tuple[str, int]] = []  # of consecutive records: segment, offset
-        self._bytes = [0]  # of all that was seen, before the first of them and up to the end of each
+        self._positions: list[tuple[str, int]] = []  # of consecutive records: segment, offset
+        self._bytes = [0]  # bytes seen before the first of them, and up to the end of each
 
     def look(self) -> tuple[int, int]:
-        """The numbers of the first record that is kept and of the last one; (1, 0) if there is none. As `bounds`."""
+        """The numbers of the first kept record and of the last one; (1, 0) if there are none. Same as `bounds`."""
         for attempt in (1, 2, 3):
-            chain = find_again(self.store, self.folder)
+            chain = find_chain_with_retry(self.store, self.folder)
             try:
                 return self._look(chain)
             except ObjectMissing:  # retired while we read
@@ -44,16 +50,16 @@ class Tail:
                     raise
         raise AssertionError("not reached")
 
-    def spot(self, number: int) -> RecordPosition | None:
+    def position_of(self, number: int) -> RecordPosition | None:
         """Where this record was seen."""
         at = number - self._first
-        return RecordPosition(number, *self._spots[at]) if 0 <= at < len(self._spots) else None
+        return RecordPosition(number, *self._positions[at]) if 0 <= at < len(self._positions) else None
 
     def cut(self, first: int, last: int, parts: int, bytes_min: int) -> list[tuple[int, int]]:
-        """These records in at most so many stretches: of about as many bytes each, where these are known, and then of
-        at least `bytes_min`; else of as many records."""
+        """Splits these records into at most `parts` ranges: of about equal bytes, and at least `bytes_min` each, if
+        their sizes are known; else of about equally many records."""
         at, end = first - self._first, last - self._first + 1
-        if at < 0 or end > len(self._spots):
+        if at < 0 or end > len(self._positions):
             count = last - first + 1
             edges = [first + count * part // parts for part in range(parts)]
         else:
@@ -66,10 +72,10 @@ class Tail:
         return list(zip(edges, [*(edge - 1 for edge in edges[1:]), last], strict=True))
 
     def forget(self, below: int) -> None:
-        """Where the records before this one are is not asked for again."""
-        count = min(below - self._first, len(self._spots))
+        """Forgets the positions of the records before this one."""
+        count = min(below - self._first, len(self._positions))
         if count > 0:
-            del self._spots[:count]
+            del self._positions[:count]
             del self._bytes[:count]
             self._first += count
 
@@ -79,36 +85,36 @@ class Tail:
         if not chain.refs:
             return 1, 0
         names = [ref.name for ref in chain.refs]
-        if self._segment is None or self._segment.ref.name not in names:  # the first look, or that one is gone
+        if self._segment is None or self._segment.ref.name not in names:  # the first look, or the segment is gone
             self._segment = self._begin(LogSegment(self.store, self.folder, chain.refs[-1]))
-            self._remember_from(self._place.number)
+            self._remember_from(self._cursor.number)
         for ref in chain.refs[names.index(self._segment.ref.name) + 1 :]:
             if self._segment.ref.is_whole and ref is not chain.refs[-1]:
                 continue  # it does not grow: its successor's name says where it ends
             following = LogSegment(self.store, self.folder, ref)
-            if self._place.offset < following.header.previous_bytes and not self._segment.ref.is_whole:
+            if self._cursor.offset < following.header.previous_bytes and not self._segment.ref.is_whole:
                 self._follow(self._segment, following.header.previous_bytes)
             self._segment = self._begin(following)
         self._follow(self._segment, None)
-        return chain.refs[0].first, self._place.number - 1
+        return chain.refs[0].first, self._cursor.number - 1
 
     def _begin(self, segment: LogSegment) -> LogSegment:
-        """Go on with this segment. What it holds of what was seen before counts as it stands here."""
-        self._place = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
+        """Continues with this segment. For records that were seen before, the copy in this segment counts."""
+        self._cursor = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
         kept = max(segment.ref.first - self._first, 0)
-        del self._spots[kept:]
+        del self._positions[kept:]
         del self._bytes[kept + 1 :]
         return segment
 
     def _follow(self, segment: LogSegment, limit: int | None) -> None:
-        """Broken places are passed over: who reads the records there is told."""
-        for frame in segment.read(limit, NUMBER_MAX, self._place):
+        """Broken frames are skipped: a reader of those records gets the error."""
+        for frame in segment.read(limit, NUMBER_MAX, self._cursor):
             if frame.kind == RECORD:
-                if frame.number != self._first + len(self._spots) or len(self._spots) >= SPOTS_MAX:
+                if frame.number != self._first + len(self._positions) or len(self._positions) >= POSITIONS_MAX:
                     self._remember_from(frame.number)
-                self._spots.append((segment.ref.name, frame.offset))
+                self._positions.append((segment.ref.name, frame.offset))
                 self._bytes.append(self._bytes[-1] + frame.end - frame.offset)
-            self._place = ReadPosition(frame.end, frame.number + 1, frame.term)
+            self._cursor = ReadPosition(frame.end, frame.number + 1, frame.term)
 
     def _remember_from(self, number: int) -> None:
-        self._spots, self._bytes, self._first = [], [0], number
+        self._positions, self._bytes, self._first = [], [0], number

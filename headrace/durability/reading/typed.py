@@ -1,11 +1,11 @@
-"""Typed columns: what an operator's states are in a table, and how sealed states become its columns.
+"""Typed columns: the columns of a table of an operator's states, and how sealed states are converted to them.
 
 Rules:
-1. Where the state is declared, its type says what the columns are: a dataclass or struct has one per field, all else is
-   one column, `value`. A part of it that no column can hold (a union, Any) is JSON text.
-2. Where it is not declared, the states that are there say it, if they agree; the error says what to do if not.
-3. A value becomes a cell if nothing is lost, or it is an error that names the entity. An int will do for a float.
-4. Numbers and texts are never looked at one by one; records are decoded by msgspec, many at a time.
+1. If the state's type is declared, it decides the columns: a dataclass or struct has one per field, anything else has
+   one column, `value`. A part that no column can hold (a union, Any) is JSON text.
+2. If it is not declared, the columns are inferred from the states, if they agree; if not, the error says what to do.
+3. A value becomes a cell only if nothing is lost; else the error names the entity. An int is accepted as a float.
+4. Numbers and texts are never converted one by one; records are decoded by msgspec, many at a time.
 
 Never here: which entities, stores, Spark.
 """
@@ -50,14 +50,14 @@ AS_JSON = 'option("as", "json") gives each state as one JSON text'
 class Column(NamedTuple):
     name: str
     type: pa.DataType
-    is_json: bool = False  # whatever it is, as text
+    is_json: bool = False  # any value, as JSON text
 
 
 class TableShape(NamedTuple):
-    """What a table of states consists of, besides the keys."""
+    """The columns of a table of states, besides the keys."""
 
     columns: tuple[Column, ...]
-    is_record: bool  # a column for each field; else one for the whole
+    is_record: bool  # one column per field; else one for the whole state
 
 
 JSON = TableShape((Column(VALUE, pa.string(), True),), False)
@@ -66,13 +66,13 @@ JSON = TableShape((Column(VALUE, pa.string(), True),), False)
 # --- from declared types ----------------------------------------------------------------------------------------------
 
 
-def declared(print: Fingerprint, operator: str) -> TableShape | None:
-    """None if the app does not say what the operator's state is."""
-    state = print.operators[operator].state
+def declared(app_fingerprint: Fingerprint, operator: str) -> TableShape | None:
+    """The declared shape; None if the app does not declare the operator's state."""
+    state = app_fingerprint.operators[operator].state
     if not state:
         return None
-    records = {name: type.fields for name, type in print.types.items()}
-    kinds = [part for part in cut(state.partition(" with ")[0], " | ") if part != "None"]
+    records = {name: type.fields for name, type in app_fingerprint.types.items()}
+    kinds = [part for part in split_outside_brackets(state.partition(" with ")[0], " | ") if part != "None"]
     if len(kinds) == 1 and kinds[0] in records:
         return TableShape(tuple(column(name, type_of(text, records)) for name, text in records[kinds[0]]), True)
     return TableShape((column(VALUE, type_of(state, records)),), False)
@@ -83,8 +83,8 @@ def column(name: str, type: pa.DataType | None) -> Column:
 
 
 def type_of(text: str, records: dict[str, list[tuple[str, str]]], inside: tuple[str, ...] = ()) -> pa.DataType | None:
-    """Of a type as it reads in a fingerprint. None if only JSON can hold it; so it is with a record inside itself."""
-    parts = [part for part in cut(text.partition(" with ")[0].strip(), " | ") if part != "None"]
+    """The Arrow type of a type written in a fingerprint. None if only JSON can hold it, as for a recursive record."""
+    parts = [part for part in split_outside_brackets(text.partition(" with ")[0].strip(), " | ") if part != "None"]
     if set(parts) == {"int", "float"}:
         return pa.float64()
     if len(parts) != 1:
@@ -100,7 +100,7 @@ def type_of(text: str, records: dict[str, list[tuple[str, str]]], inside: tuple[
     generic = GENERIC.match(only)
     if generic is None:
         return None
-    origin, given = generic[1], cut(generic[2], ", ")
+    origin, given = generic[1], split_outside_brackets(generic[2], ", ")
     if origin == "Literal":
         kinds = {"str" if each[0] in "'\"" else "int" if each.lstrip("-").isdecimal() else "" for each in given}
         return SCALARS.get(kinds.pop()) if len(kinds) == 1 else None
@@ -114,8 +114,8 @@ def type_of(text: str, records: dict[str, list[tuple[str, str]]], inside: tuple[
     return pa.map_(*types) if origin == "dict" and len(types) == 2 else None
 
 
-def cut(text: str, mark: str) -> list[str]:
-    """At the marks that stand in no bracket or quote."""
+def split_outside_brackets(text: str, mark: str) -> list[str]:
+    """Splits the text at the marks that are outside of brackets and quotes."""
     parts, depth, quote, begin = [], 0, "", 0
     for at, letter in enumerate(text):
         if quote:
@@ -132,22 +132,22 @@ def cut(text: str, mark: str) -> list[str]:
     return [*parts, text[begin:]]
 
 
-# --- from the states that are there -----------------------------------------------------------------------------------
+# --- inferred from the states -----------------------------------------------------------------------------------------
 
 
-class Named(dict[str, Any]):
+class RecordFields(dict[str, Any]):
     """The fields of a record."""
 
 
-class Guess:
-    """Looks at states, and says what they have in common."""
+class ShapeGuess:
+    """Infers the shape of a table from states."""
 
     def __init__(self, operator: str) -> None:
         self.operator = operator
-        self.type: pa.DataType = pa.null()  # of the values; of records and dicts a struct
-        self.records: bool | None = None  # or dicts, or neither
-        self.names: set[frozenset[Any]] = set()  # dicts' keys; if all have the same texts, they are like records
-        self.items: pa.DataType | None = pa.null()  # of dicts as maps; None if they cannot be ones
+        self.type: pa.DataType = pa.null()  # of the values; a struct for records and dicts
+        self.records: bool | None = None  # True: records; False: dicts; None: neither
+        self.names: set[frozenset[Any]] = set()  # keys of dicts; if all have the same str keys, they are like records
+        self.items: pa.DataType | None = pa.null()  # of dicts as maps; None if they cannot be maps
 
     def add(self, states: Columns) -> None:
         for kind, array in states.items():
@@ -159,7 +159,7 @@ class Guess:
             if not values:
                 continue
             if all(issubclass(kind, dict) for kind in kinds):
-                self._see(kinds == {Named})
+                self._see(kinds == {RecordFields})
                 if not self.records:
                     self.names.update(map(frozenset, values))
                     self._see_items([item for value in values for item in value.items()])
@@ -169,7 +169,7 @@ class Guess:
                 self._unite(self._inferred(values))
 
     def shape(self) -> TableShape | None:
-        """None if there was nothing to see."""
+        """The shape; None if there were no states."""
         if self.records is not None:
             if not self.records and not self._is_like_records():
                 if self.items is None:
@@ -226,7 +226,7 @@ class Guess:
 
 
 def tidy(type: pa.DataType, nothing: pa.DataType | None = None) -> pa.DataType:
-    """A type that was inferred, as one that a table has. What is always null is a text."""
+    """Converts an inferred type to one that a table has. A column that is always null is text."""
     if pa.types.is_null(type):
         return nothing or pa.string()
     if pa.types.is_large_string(type):
@@ -248,7 +248,7 @@ def tidy(type: pa.DataType, nothing: pa.DataType | None = None) -> pa.DataType:
 
 
 def arrays(states: Columns, shape: TableShape, named: Callable[[int], str]) -> list[pa.Array]:
-    """The columns of these states. `named` tells which entity a row is, for errors."""
+    """The columns of these states. `named` names the entity of a row, for errors."""
     if shape.is_record:
         return fields_of(states, shape.columns, named)
     (whole,) = shape.columns
@@ -262,7 +262,7 @@ def arrays(states: Columns, shape: TableShape, named: Callable[[int], str]) -> l
 
 
 def at_once(states: Columns, type: pa.DataType) -> pa.Array | None:
-    """Where all states are numbers or texts, as they stand."""
+    """The column if all states are numbers or texts of the right kind; else None."""
     if len(states) != 1:
         return None
     ((kind, array),) = states.items()
@@ -272,7 +272,7 @@ def at_once(states: Columns, type: pa.DataType) -> pa.Array | None:
     try:
         return array.cast(type)
     except pa.ArrowInvalid:
-        return None  # looked at one by one, the culprit is found
+        return None  # converting one by one finds the value at fault
 
 
 def texts_of(states: Columns) -> pa.Array:
@@ -283,7 +283,7 @@ def texts_of(states: Columns) -> pa.Array:
 
 def fields_of(states: Columns, columns: Sequence[Column], named: Callable[[int], str]) -> list[pa.Array]:
     """One column per field of a record, or of a dict."""
-    rows = together(states["packed"], columns) if list(states) == ["packed"] else None
+    rows = decode_records(states["packed"], columns) if list(states) == ["packed"] else None
     if rows is not None:
         found = []
         for at, each in enumerate(columns):
@@ -298,21 +298,21 @@ def fields_of(states: Columns, columns: Sequence[Column], named: Callable[[int],
 
 
 def checked_by_arrow(values: list[Any], column: Column, named: Callable[[int], str]) -> pa.Array:
-    """Values of the right kind; only an int may still be too large."""
+    """The values have the right kind already; only an int may be too large."""
     try:
         return pa.array(values, column.type)
     except (pa.ArrowInvalid, OverflowError):
         return fitted(values, column, named)
 
 
-def together(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]] | None:
-    """Records of one type, decoded in one go: the rows. None if they are not, or a field is not what it should be."""
+def decode_records(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]] | None:
+    """Decodes records of one type at once to rows. None if they have several types, or a field has the wrong type."""
     starts, ends, data = pieces(cells)
     first = data[starts[0] : ends[0]].tobytes()
     head, name = head_of(first)
     if name is None:
         return None
-    heads = EXTENDED[data[starts]]
+    heads = EXTENSION_HEAD_BYTES[data[starts]]
     like = np.frombuffer(first[head : head + len(name)], np.uint8)
     inner = starts + heads
     if (heads == 0).any() or (ends - inner < len(like)).any() or (data[inner - 1] != RECORD).any():
@@ -323,8 +323,8 @@ def together(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]
     names = {f"f{at}": each.name for at, each in enumerate(columns)}
     row = msgspec.defstruct("Row", hints, rename=names)
     try:
-        rows = msgspec.msgpack.Decoder(list[row], ext_hook=OPEN._from_ext).decode(  # type: ignore[valid-type]
-            in_a_list(data, inner + len(like), ends)
+        rows = msgspec.msgpack.Decoder(list[row], ext_hook=RECORD_VALUES._from_ext).decode(  # type: ignore[valid-type]
+            as_encoded_list(data, inner + len(like), ends)
         )
     except (msgspec.DecodeError, ValueError):
         return None
@@ -332,8 +332,8 @@ def together(cells: pa.Array, columns: Sequence[Column]) -> list[tuple[Any, ...]
 
 
 def head_of(cell: bytes) -> tuple[int, bytes | None]:
-    """Of a record: how long the extension's head is, and what comes before its fields, a list of two and its name."""
-    head = int(EXTENDED[cell[0]])
+    """Of a record: the length of the extension's head, and the bytes before its fields (a list of two and its name)."""
+    head = int(EXTENSION_HEAD_BYTES[cell[0]])
     if not head or cell[head - 1] != RECORD:
         return 0, None
     name = msgspec.msgpack.decode(cell[head:], type=tuple[str, Any])[0]
@@ -341,7 +341,7 @@ def head_of(cell: bytes) -> tuple[int, bytes | None]:
 
 
 def pieces(cells: pa.Array) -> tuple[Any, Any, Any]:
-    """Where each cell begins and ends, without the time of one with a time to live."""
+    """Where each cell begins and ends, without the timestamp of a state with a time to live."""
     offsets, data = offsets_and_data(cells)
     starts, ends = offsets[:-1], offsets[1:]
     if len(cells) and is_wrapped(data[starts[0] : ends[0]].tobytes()):
@@ -349,8 +349,8 @@ def pieces(cells: pa.Array) -> tuple[Any, Any, Any]:
     return starts, ends, data
 
 
-def in_a_list(data: Any, starts: Any, ends: Any) -> bytes:
-    """Encoded values, one after the other, as one encoded list of them."""
+def as_encoded_list(data: Any, starts: Any, ends: Any) -> bytes:
+    """Joins encoded values into one encoded list."""
     sizes = ends - starts
     before = np.cumsum(sizes) - sizes
     where = np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()))
@@ -358,7 +358,7 @@ def in_a_list(data: Any, starts: Any, ends: Any) -> bytes:
 
 
 def fitted(values: list[Any], column: Column, named: Callable[[int], str]) -> pa.Array:
-    """One by one."""
+    """Converts the values one by one."""
     cells = []
     for at, value in enumerate(values):
         try:
@@ -377,7 +377,7 @@ def fitted(values: list[Any], column: Column, named: Callable[[int], str]) -> pa
 
 
 def fit(value: Any, type: pa.DataType) -> Any:
-    """The value as Arrow takes it for this type."""
+    """The value as Arrow accepts it for this type."""
     if value is None:
         return None
     kind = value.__class__
@@ -416,12 +416,12 @@ def checked(value: Any, is_right: bool, type: pa.DataType) -> Any:
 
 
 def json_of(value: Any) -> str | None:
-    """A loose value as text."""
+    """A value, decoded without its types, as JSON text."""
     return None if value is None else msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def hint_of(column: Column) -> Any:
-    """What msgspec is to check, where one look at the value is enough; Any for the rest."""
+    """The type that msgspec checks, if checking the value's type is enough; Any for the rest."""
     if column.is_json:
         return Any
     for is_type, kind in (*IN_PYTHON, (pa.types.is_string, str), (pa.types.is_binary, bytes)):
@@ -430,27 +430,27 @@ def hint_of(column: Column) -> Any:
     return Any
 
 
-class Open(LooseValues):
-    """Knows no types: a record is its fields."""
+class RecordValues(LooseValues):
+    """Decodes values without their types: a record becomes `RecordFields`."""
 
     def _from_ext(self, code: int, data: memoryview) -> Any:
         found = super()._from_ext(code, data)
-        return Named(found) if code == RECORD else found
+        return RecordFields(found) if code == RECORD else found
 
 
-OPEN = Open()
+RECORD_VALUES = RecordValues()
 
 
 def unsealed(state: Any) -> Any:
-    return OPEN.unseal(state)
+    return RECORD_VALUES.unseal(state)
 
 
 def loose(cells: pa.Array) -> Iterable[Any]:
-    """For a guess: UUIDs are texts."""
+    """The values for `ShapeGuess`: UUIDs become texts."""
     for state in join({"packed": cells}):
-        value = OPEN.unseal(state)
+        value = RECORD_VALUES.unseal(state)
         yield str(value) if type(value) is uuid.UUID else value
 
 
-EXTENDED = np.zeros(256, np.int64)  # by the first byte of an extension: how long its head is
-EXTENDED[[0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8]] = [3, 4, 6, 2, 2, 2, 2, 2]
+EXTENSION_HEAD_BYTES = np.zeros(256, np.int64)  # the length of an extension's head, by its first byte
+EXTENSION_HEAD_BYTES[[0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8]] = [3, 4, 6, 2, 2, 2, 2, 2]

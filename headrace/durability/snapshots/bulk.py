@@ -1,12 +1,12 @@
-"""Bulk loads: rows of a table as the state of an operator, as a layer over a snapshot and not as transactions.
+"""Bulk loads: write the rows of a table as an operator's state, as a layer over a snapshot and not as transactions.
 
 Rules:
-1. Whoever loads takes the store over, and begins where the log ends: nothing is left to replay that knows nothing of
-   the load. Older snapshots are given up just before the new one is there, for the same reason: from them the log would
-   be run again without what was loaded.
-2. Several writers write parts of the layer, each of its own shards; the manifest that names them comes last. Until then
-   nothing has happened.
-3. A key stands once. A state is sealed just as if a function had put it, so nobody can tell how it came.
+1. A load takes the store over and begins where the log ends, so no epoch is left to replay that does not know of the
+   load. For the same reason older snapshots are retired just before the new one is published: a replay from them would
+   run without what was loaded.
+2. Several writers write parts of the layer, each for its own shards; the manifest that names them comes last. Until
+   then the load has no effect.
+3. A key is there once. A state is sealed just as if a function had put it.
 
 Never here: Spark, where the rows come from.
 """
@@ -31,13 +31,13 @@ from headrace.core.log_records import Retired
 from headrace.core.placement import shards_of
 from headrace.core.signature import conforms, converted, why
 from headrace.durability.columns import Columns, join, split, split_keys
-from headrace.durability.inbox.batches import in_python, is_text
+from headrace.durability.inbox.arrow_rows import is_text, to_python
 from headrace.durability.log.log import read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.reading.scan import is_distinct
 from headrace.durability.recovery import OpenedStore
 from headrace.durability.snapshots.layers import ShardedRows, ordered, parts, table_of
-from headrace.durability.snapshots.manifests import OBJECTS, Manifest, ManifestName, Stored, place_of
+from headrace.durability.snapshots.manifests import OBJECTS, Manifest, SnapshotId, Stored, parse_snapshot_id
 from headrace.durability.store import Store
 from headrace.errors import BadRequest, BadValue, HeadraceError, StoreError
 from headrace.model.app import App
@@ -45,8 +45,8 @@ from headrace.model.fingerprint import fingerprint
 from headrace.model.operator import Operator
 from headrace.wire.values import MISSING, RECORD, Key, Values, check_key, shown, wrap
 
-PART_BYTES = 64 << 20  # before compression, as of other layers
-PARTS_MAX = 10_000  # of one writer
+PART_BYTES = 64 << 20  # before compression, as in other layers
+PARTS_MAX = 10_000  # per writer
 SCALARS = (int, float, str, bool, bytes)
 
 
@@ -54,7 +54,7 @@ SCALARS = (int, float, str, bool, bytes)
 
 
 def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
-    """Is there something that only an engine can bring into a snapshot: epochs of the log, or other code?"""
+    """Whether only an engine can bring the snapshot up to date: there are epochs after it, or the code has changed."""
     for record in read_log(store, "log", manifest.position if manifest is not None else None):
         header, _ = unpack(record.data)
         if not isinstance(header, EpochHeader | BatchHeader):
@@ -65,55 +65,59 @@ def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
 
 
 class Bulk:
-    """A store, taken over for one load, with the snapshot that it is laid over."""
+    """A store, taken over for one load, with the snapshot that the load is added to."""
 
     def __init__(self, store: Store, app: App, config: Config) -> None:
-        self.opened = OpenedStore(store, app, config)
+        self.opened_store = OpenedStore(store, app, config)
         self.store, self.app = store, app
-        self.base = self.opened.snapshots.newest()
-        engine = Engine(app, config, seed=self.opened.seed)
-        self.records = Records(engine.program, self.opened.fingerprint, store)
+        self.base = self.opened_store.snapshots.newest()
+        engine = Engine(app, config, seed=self.opened_store.seed)
+        self.records = Records(engine.program, self.opened_store.fingerprint, store)
         if has_more(store, app, self.base):
             self.close()
             raise StoreError(
                 f"{store.url} has epochs that are in no snapshot: another app took it over meanwhile, or one of them "
                 "waits for an answer from outside. Let the app run and close it, then load again"
             )
-        self.epoch, self.position, self.meta = engine.meta() if self.base is None else (*place_in(self.base), {})
+        self.epoch, self.position, self.meta = (
+            engine.meta() if self.base is None else (*epoch_and_position(self.base), {})
+        )
         if self.base is not None:
             self.meta = dict(self.base.meta)
-        self.opened.snapshots.begin(self.base)
-        self.place = self.opened.snapshots.place(self.opened.log.term, self.epoch)
+        self.opened_store.snapshots.begin(self.base)
+        self.snapshot_id = self.opened_store.snapshots.new_snapshot_id(self.opened_store.log.term, self.epoch)
 
     def publish(self, operator: str, layers: list[list[Stored]]) -> Manifest:
-        """From now on it is the state."""
-        opened = self.opened
+        """Publishes the layers: they are part of the state from now on."""
+        opened_store = self.opened_store
         if self.base is not None:
-            opened.log.append([self.records.pack(self.records.lay_out(Retired(self.epoch)))])
+            opened_store.log.append([self.records.pack(self.records.to_columns(Retired(self.epoch)))])
             named = {each.name for layer in layers for each in layer}
-            for name in opened.snapshots.retire(self.base):
+            for name in opened_store.snapshots.retire(self.base):
                 if name not in named:
                     self.store.delete(name)
-            opened.log.retire(self.base.position)
-        opened.log.check()
-        marks = [*self.meta.get("marks", []), (opened.replies.last, self.meta["closed_us"])]
+            opened_store.log.retire(self.base.position)
+        opened_store.log.check()
+        marks = [*self.meta.get("marks", []), (opened_store.replies.last, self.meta["closed_us"])]
         loads = dict(self.meta.get("loads", {}))
         loads[operator] = loads.get(operator, 0) + 1
         meta = self.meta | {"marks": marks, "loads": loads}
         objects = [tuple(sorted(layer, key=lambda each: each.shards)) for layer in layers]
-        return opened.snapshots.lay_over(self.place, self.position, opened.fingerprint, objects, meta)
+        return opened_store.snapshots.add_layers(
+            self.snapshot_id, self.position, opened_store.fingerprint, objects, meta
+        )
 
     def discard(self, named: set[str]) -> None:
-        """What writers wrote that is not wanted: all of a load that failed, or of tasks that were run twice."""
+        """Deletes what writers wrote and no layer uses: all of a failed load, or parts of tasks that ran twice."""
         for name in self.store.list(OBJECTS):
-            if place_of(name) == self.place and name not in named:
+            if parse_snapshot_id(name) == self.snapshot_id and name not in named:
                 self.store.delete(name)
 
     def close(self) -> None:
-        self.opened.close()
+        self.opened_store.close()
 
 
-def place_in(manifest: Manifest) -> tuple[int, int]:
+def epoch_and_position(manifest: Manifest) -> tuple[int, int]:
     return manifest.epoch, manifest.position
 
 
@@ -121,21 +125,21 @@ def place_in(manifest: Manifest) -> tuple[int, int]:
 
 
 class BulkTarget(NamedTuple):
-    """What a writer has to know. It travels."""
+    """What a writer has to know. It is sent to other processes."""
 
-    place: ManifestName
+    snapshot_id: SnapshotId
     operator: Operator  # with its `partition_by`, if it has one
     shards: int
 
-    def home(self, keys: list[Key] | Any) -> Any:
+    def shards_of_keys(self, keys: list[Key] | Any) -> Any:
         return np.asarray(shards_of(self.operator, keys, self.shards), np.int64)
 
 
 def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tuple[Columns, Columns]]) -> list[Stored]:
-    """Write keys and states as parts of a layer. The pieces come in the order of their shards, and hold whole ones."""
+    """Writes keys and states as parts of a layer. The pieces are in the order of their shards and hold whole shards."""
     written: list[Stored] = []
     for part in parts((rows_of(target, *piece) for piece in pieces), PART_BYTES):
-        name = target.place.part(first_part + len(written))
+        name = target.snapshot_id.part(first_part + len(written))
         if not store.create(name, part.data):
             raise StoreError(f"{name} is in {store.url} already: two loads at the same time? Load again")
         written.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
@@ -144,8 +148,8 @@ def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tu
 
 def rows_of(target: BulkTarget, keys: Columns, states: Columns) -> ShardedRows:
     ints = list(keys) == ["int"] and not keys["int"].null_count
-    homes = target.home(keys["int"].to_numpy() if ints else join(keys))
-    return ordered([table_of(target.operator.name, keys, states)], [homes])
+    row_shards = target.shards_of_keys(keys["int"].to_numpy() if ints else join(keys))
+    return ordered([table_of(target.operator.name, keys, states)], [row_shards])
 
 
 def deletions(keys: Columns) -> Columns:
@@ -157,16 +161,16 @@ def deletions(keys: Columns) -> Columns:
 
 
 class Sealing:
-    """Makes sealed keys and states of Arrow columns. It travels."""
+    """Converts Arrow columns to sealed keys and states. It is sent to other processes."""
 
     def __init__(
         self,
         config: Config,
         *,
-        record: str | None = None,  # if the columns are its fields
+        record: str | None = None,  # the record type, if the columns are its fields
         nullable: Collection[str] = (),  # columns that may be null
-        hint: Any = None,  # the state's type, where scalars alone would not do
-        records: Sequence[type] = (),  # and the types that it may hold
+        hint: Any = None,  # the state's type, if it is not only scalars
+        records: Sequence[type] = (),  # the record types that it may hold
         ttl_from_us: int | None = None,
     ) -> None:
         self.config, self.record, self.nullable = config, record, nullable
@@ -186,7 +190,7 @@ class Sealing:
         return split_keys(column.to_pylist())
 
     def states(self, columns: Mapping[str, pa.Array], key: Callable[[int], Any]) -> Columns:
-        """`key` tells which one a row has, for errors."""
+        """`key` returns the key of a row, for error messages."""
         for name, column in columns.items():
             if column.null_count and name not in self.nullable:
                 at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -217,7 +221,7 @@ class Sealing:
         return split(self._sealed("the state", rows, key))
 
     def _packed(self, values: dict[str, list[Any]], key: Callable[[int], Any]) -> pa.Array:
-        """Records whose fields are all scalars: as `Values` seals them, without making one."""
+        """Records whose fields are all scalars: encoded as `Values` seals them, without creating the objects."""
         names = {f"f{at}": name for at, name in enumerate(values)}
         row = msgspec.defstruct("Row", list(names), rename=names)
         encode = msgspec.msgpack.Encoder().encode
@@ -254,12 +258,12 @@ class Sealing:
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    values = in_python(column)
+    values = to_python(column)
     return [with_tuples(value, column.type) for value in values] if "struct<_1" in str(column.type) else values
 
 
 def with_tuples(value: Any, type: pa.DataType) -> Any:
-    """A struct of _1, _2 and so on is a tuple: so it is in a table of states, too (see typed.py)."""
+    """A struct of _1, _2 and so on becomes a tuple, as in a table of states (see typed.py)."""
     if value is None:
         return None
     if pa.types.is_list(type):
@@ -273,7 +277,7 @@ def with_tuples(value: Any, type: pa.DataType) -> Any:
 
 
 def is_scalar(hint: Any) -> bool:
-    """Are all values of this type, as a column holds them, sealed as they are?"""
+    """Whether all values of this type are sealed just as a column holds them."""
     return all(each in SCALARS or each is type(None) for each in typing.get_args(hint) or (hint,))
 
 
@@ -283,7 +287,7 @@ def is_scalars(type: pa.DataType) -> bool:
 
 
 def duplicate(keys: Columns) -> Any | None:
-    """A key that stands there twice; None if there is none."""
+    """A key that is there twice; None if there is none."""
     for column in keys.values():
         if not is_distinct(column.drop_null()):
             counts = pc.value_counts(column.drop_null())

@@ -1,12 +1,12 @@
-"""Layers: changes of state as Arrow files, ordered by shard; and several of them folded into one.
+"""Layers: changes of state as Arrow files, ordered by shard; several layers can be folded into one.
 
 Rules:
 1. A row is one entity: `operator`, its key (a column per kind: key_int, key_text, key_packed), its state (likewise) and
    `is_deleted`. Of two rows of an entity the later one counts.
-2. A record batch holds whole shards: one, or some small ones. The file's metadata says which, and the rows of each.
-3. Folding takes the layers in the order given, which is that of the epochs. It goes through the shards, a few at a
-   time: never is more in memory. Deletions are dropped only where nothing lies below.
-4. What is done per entity is done by Arrow and NumPy, which let other threads run meanwhile.
+2. A record batch holds whole shards: one, or several small ones. The file's metadata says which, and the rows of each.
+3. Folding takes the layers in the order given, which is that of the epochs. It reads a few shards at a time, and never
+   holds more in memory. Deletions are dropped only if there is no layer below.
+4. Work per entity is done by Arrow and NumPy, which release the GIL.
 
 Never here: names, manifests, stores, when to fold.
 """
@@ -27,22 +27,22 @@ from headrace.durability.columns import Columns, join, packed, split, split_keys
 from headrace.wire.messages import Entities
 from headrace.wire.values import MISSING
 
-Shards = Callable[[str, Any], Sequence[int]]  # of an operator's keys: a list, or an array where all are of 64 bits
+Shards = Callable[[str, Any], Sequence[int]]  # (operator, keys) -> shards; keys are a list, or an array of 64-bit ints
 Tables = dict[str, dict[Any, Any]]
-Changes = Entities | Tables  # by operator and key, they are quicker to encode
+Changes = Entities | Tables  # tables are faster to encode
 Counts = list[tuple[int, int]]  # shards in ascending order, and how many rows each has
 
 OPERATOR, DELETED, ROW = "operator", "is_deleted", "row"
-KEY, STATE = "key_", "state_"  # and the kind
+KEY, STATE = "key_", "state_"  # prefixes, followed by the kind
 SHARDS = b"headrace.shards"  # in the file's metadata: the counts of each batch
-BATCH_ROWS = 8192  # shards that have fewer share a batch
-FOLD_ROWS, FOLD_BYTES = 1 << 17, 8 << 20  # shards are folded together while they have no more, compressed
-THREADS_BYTES_MIN = 1 << 20  # smaller files are read sooner by one thread
+BATCH_ROWS = 8192  # shards with fewer rows share a batch
+FOLD_ROWS, FOLD_BYTES = 1 << 17, 8 << 20  # limits of shards that are folded together; compressed bytes
+THREADS_BYTES_MIN = 1 << 20  # smaller files are read faster by one thread
 DELETION = packed(MISSING)
 
 
 class ShardedRows(NamedTuple):
-    """Rows ordered by shard, in one piece."""
+    """Rows ordered by shard, as one table."""
 
     table: pa.Table
     counts: Counts
@@ -56,7 +56,7 @@ class LayerPart(NamedTuple):
 
     @property
     def shards(self) -> tuple[int, int]:
-        """The first and the last."""
+        """The first and the last shard."""
         return self.counts[0][0], self.counts[-1][0]
 
     @property
@@ -68,13 +68,13 @@ class LayerPart(NamedTuple):
 
 
 def rows_of(delta: Changes, shards: Shards) -> ShardedRows:
-    """The changes of one snapshot. Nothing of `delta` is looked at later."""
-    tables, homes = [], []
+    """The rows of one snapshot's changes. `delta` is not used after this returns."""
+    tables, shard_arrays = [], []
     for operator, keys, states in by_operator(delta):
         columns = split_keys(keys)
-        homes.append(homes_of(operator, columns, keys, shards))
+        shard_arrays.append(key_shards(operator, columns, keys, shards))
         tables.append(table_of(operator, columns, split(states)))
-    return ordered(tables, homes)
+    return ordered(tables, shard_arrays)
 
 
 def by_operator(delta: Changes) -> list[tuple[str, Collection[Any], Collection[Any]]]:
@@ -94,7 +94,7 @@ def by_operator(delta: Changes) -> list[tuple[str, Collection[Any], Collection[A
     return [(name, list(map(itemgetter(1), run)), list(map(itemgetter(2), run))) for name, run in runs.items()]
 
 
-def homes_of(operator: str, columns: Columns, keys: Collection[Any] | None, shards: Shards) -> Any:
+def key_shards(operator: str, columns: Columns, keys: Collection[Any] | None, shards: Shards) -> Any:
     """The shard of each key."""
     if list(columns) == ["int"] and not columns["int"].null_count:
         return np.asarray(shards(operator, columns["int"].to_numpy()), np.int64)
@@ -113,23 +113,23 @@ def table_of(operator: str, keys: Columns, states: Columns) -> pa.Table:
     return pa.table(columns)
 
 
-def ordered(tables: list[pa.Table], homes: list[Any]) -> ShardedRows:
-    """All rows by shard; those of one shard in the order they had."""
-    table, home = in_one(tables), np.concatenate([np.zeros(0, np.int64), *homes])
-    if not len(home):
+def ordered(tables: list[pa.Table], shard_arrays: list[Any]) -> ShardedRows:
+    """All rows sorted by shard; the sort is stable."""
+    table, row_shards = concat_tables(tables), np.concatenate([np.zeros(0, np.int64), *shard_arrays])
+    if not len(row_shards):
         return ShardedRows(table, [])
-    rows = by_shard(home)
-    shards, counts = np.unique(home, return_counts=True)
+    rows = by_shard(row_shards)
+    shards, counts = np.unique(row_shards, return_counts=True)
     return ShardedRows(table.take(pa.array(rows)), list(zip(shards.tolist(), counts.tolist(), strict=True)))
 
 
-def by_shard(home: Any) -> Any:
-    """The places of rows in the order of their shards. In the smallest type, which NumPy sorts by its digits."""
-    return np.argsort(home.astype(np.min_scalar_type(int(home.max()))), kind="stable")
+def by_shard(row_shards: Any) -> Any:
+    """The indices of rows in the order of their shards. Uses the smallest type: NumPy radix-sorts small ints."""
+    return np.argsort(row_shards.astype(np.min_scalar_type(int(row_shards.max()))), kind="stable")
 
 
-def in_one(tables: list[pa.Table]) -> pa.Table:
-    """One after the other, in one piece; a column that one of them lacks is null there."""
+def concat_tables(tables: list[pa.Table]) -> pa.Table:
+    """Joins the tables into one, without chunks; a column that a table lacks is null there."""
     if not tables:
         return pa.table({})
     if len(tables) == 1:
@@ -155,7 +155,7 @@ def parts(pieces: Iterable[ShardedRows], part_bytes: int) -> Iterator[LayerPart]
 
 
 def batches_of(rows: ShardedRows) -> Iterator[ShardedRows]:
-    """Cut between shards, not too small."""
+    """Splits the rows between shards into batches that are not too small."""
     first, total = 0, 0
     counts: Counts = []
     for shard, count in rows.counts:
@@ -183,7 +183,7 @@ def file_of(batches: list[ShardedRows]) -> LayerPart:
 
 
 class LayerFile:
-    """A file of a layer, opened: its rows shard by shard, in ascending order."""
+    """An opened file of a layer: its rows shard by shard, in ascending order."""
 
     def __init__(self, data: bytes) -> None:
         self.reader = pa.ipc.open_file(pa.BufferReader(data), options=pa.ipc.IpcReadOptions(use_threads=False))
@@ -191,7 +191,7 @@ class LayerFile:
         assert len(self.batches) == self.reader.num_record_batches
 
     def rows(self, first: int, last: int) -> Iterator[ShardedRows]:
-        """Of the shards from the first to the last."""
+        """The rows of the shards from the first to the last."""
         for i, counts in enumerate(self.batches):
             mine = [(shard, count) for shard, count in counts if first <= shard <= last]
             if not mine:
@@ -201,19 +201,19 @@ class LayerFile:
             yield ShardedRows(table.slice(before, sum(count for _, count in mine)), mine)
 
 
-def whole_of(data: bytes) -> pa.Table:
+def read_whole(data: bytes) -> pa.Table:
     options = pa.ipc.IpcReadOptions(use_threads=len(data) > THREADS_BYTES_MIN)
     whole = pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()
     return whole.unify_dictionaries().combine_chunks()
 
 
 def apply(data: bytes, tables: Tables) -> None:
-    """Lay a file over the state below it."""
-    for operator, rows in operators_of(whole_of(data)):
+    """Applies a file to the state of the layers below it."""
+    for operator, rows in operators_of(read_whole(data)):
         keys, states = join(columns_of(rows, KEY)), join(columns_of(rows, STATE))
         table = tables.setdefault(operator, {})
         table.update(zip(keys, states, strict=True))
-        deleted = one(rows, DELETED)
+        deleted = single_array(rows, DELETED)
         if deleted.true_count:
             for i in np.flatnonzero(deleted.to_numpy(zero_copy_only=False)).tolist():
                 if table.get(keys[i]) == MISSING:  # unless a later row has set it again
@@ -223,17 +223,19 @@ def apply(data: bytes, tables: Tables) -> None:
 def operators_of(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     if not table.num_rows:
         return
-    operators = one(table, OPERATOR)
+    operators = single_array(table, OPERATOR)
     names = operators.dictionary.to_pylist()
     for code in pc.unique(operators.indices).to_pylist():
         yield names[code], table if len(names) == 1 else table.filter(pc.equal(operators.indices, code))
 
 
 def columns_of(table: pa.Table, prefix: str) -> Columns:
-    return {name.removeprefix(prefix): one(table, name) for name in table.column_names if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): single_array(table, name) for name in table.column_names if name.startswith(prefix)
+    }
 
 
-def one(table: pa.Table, name: str) -> pa.Array:
+def single_array(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
@@ -242,20 +244,20 @@ def one(table: pa.Table, name: str) -> pa.Array:
 
 
 def fold(layers: list[ShardedRows], is_base: bool) -> ShardedRows:
-    """Rows of some shards, of all layers in the order of their epochs, as one layer: an entity's last row counts."""
-    table = in_one([rows.table for rows in layers])
-    home = np.concatenate([np.repeat(*np.array(rows.counts, np.int64).T) for rows in layers])
+    """Merges the rows of some shards, from all layers in the order of their epochs: an entity's last row counts."""
+    table = concat_tables([rows.table for rows in layers])
+    row_shards = np.concatenate([np.repeat(*np.array(rows.counts, np.int64).T) for rows in layers])
     keys = {name: table.column(name) for name in table.column_names if name.startswith(KEY)}
-    grouped = pa.table({OPERATOR: one(table, OPERATOR).indices, **keys, ROW: np.arange(table.num_rows)})
+    grouped = pa.table({OPERATOR: single_array(table, OPERATOR).indices, **keys, ROW: np.arange(table.num_rows)})
     last = grouped.group_by([OPERATOR, *keys], use_threads=False).aggregate([(ROW, "max")])
     rows = np.sort(last.column(f"{ROW}_max").to_numpy())
     if is_base:
-        rows = rows[~one(table, DELETED).to_numpy(zero_copy_only=False)[rows]]
-    return ordered([table.take(pa.array(rows))], [home[rows]])
+        rows = rows[~single_array(table, DELETED).to_numpy(zero_copy_only=False)[rows]]
+    return ordered([table.take(pa.array(rows))], [row_shards[rows]])
 
 
 class LayerSource:
-    """A file to be folded: read when the first of its shards comes, and let go after the last."""
+    """A file to be folded: read when its first shard is needed, and released after its last."""
 
     def __init__(self, fetch: Callable[[], bytes], size: int, rows: int, shards: tuple[int, int]) -> None:
         self.fetch, self.size, self.count, self.shards = fetch, size, rows, shards
@@ -270,7 +272,7 @@ class LayerSource:
 
 
 def fold_all(layers: Sequence[Sequence[LayerSource]], is_base: bool) -> Iterator[ShardedRows]:
-    """All shards, some at a time. Per layer its files; the layers in the order of their epochs."""
+    """Folds all shards, some at a time. `layers` has the files of each layer, in the order of their epochs."""
     for first, last in stretches([source for layer in layers for source in layer]):
         pieces = [rows for layer in layers for source in layer for rows in source.rows(first, last)]
         if pieces:
@@ -278,8 +280,8 @@ def fold_all(layers: Sequence[Sequence[LayerSource]], is_base: bool) -> Iterator
 
 
 def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
-    """Shards to be folded together, first and last: as many as stay within the limits, and one at least. A file's rows
-    are thought to be spread evenly over its shards, as a hash does."""
+    """Ranges of shards to fold together, first and last: as many as fit the limits, but at least one. Assumes that a
+    file's rows are spread evenly over its shards, as by a hash."""
     weights: dict[int, float] = {}
     for source in sources:
         first, last = source.shards
@@ -297,11 +299,12 @@ def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
         yield begin, max(weights)
 
 
-def moved(files: Iterable[bytes], shards: Shards) -> ShardedRows:
-    """A layer that was written by other shards, by these. All of it is in memory: code does not change often."""
-    tables, homes = [], []
+def resharded(files: Iterable[bytes], shards: Shards) -> ShardedRows:
+    """Sorts a layer that was written with another sharding by these shards. All of it is in memory: code rarely
+    changes."""
+    tables, shard_arrays = [], []
     for data in files:
-        for operator, rows in operators_of(whole_of(data)):
+        for operator, rows in operators_of(read_whole(data)):
             tables.append(rows)
-            homes.append(homes_of(operator, columns_of(rows, KEY), None, shards))
-    return ordered(tables, homes)
+            shard_arrays.append(key_shards(operator, columns_of(rows, KEY), None, shards))
+    return ordered(tables, shard_arrays)

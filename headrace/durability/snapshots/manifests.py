@@ -1,15 +1,15 @@
-"""Manifests: what a snapshot consists of. It is there once its manifest is, and complete or not there at all.
+"""Manifests: what a snapshot consists of. A snapshot exists once its manifest does: it is complete or not there at all.
 
     snapshots/<epoch>-<term>-<number>.json     the manifest: written last, created and never replaced
     state/<epoch>-<term>-<number>-<part>.arrow the objects it names: one per part of a layer
-    state/<epoch>-<term>-<number>-meta.zst     all else that the next epoch depends on, where it is large
+    state/<epoch>-<term>-<number>-meta.zst     all else that the next epoch depends on, if it is large
 
 Rules:
 1. Names hold the writer's term, so that two writers never write the same object.
 2. Of two manifests the one with the higher term is newer, then the one with the higher epoch, then the higher number:
-   what a writer that was superseded still writes is older than all that its successor has written.
-3. A manifest has a checksum of itself, and sizes and checksums of its objects. One that cannot be read was never
-   finished if its writer wrote none after it.
+   what a superseded writer still writes is older than all that its successor has written.
+3. A manifest has its own checksum, and the sizes and checksums of its objects. An unreadable manifest was never
+   finished if its writer wrote no later one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FRAME = re.compile(rb'\{"checksum":"([0-9a-f]{8})","manifest":(.*)\}\n', re.DOTA
 META_INLINE_BYTES_MAX = 16 << 10
 
 
-class ManifestName(NamedTuple):
-    """What the name of a manifest or object says, in the order that makes one newer than another."""
+class SnapshotId(NamedTuple):
+    """The parts of a manifest's or object's name; newer snapshots compare as greater."""
 
     term: int
     epoch: int
@@ -53,13 +53,13 @@ class ManifestName(NamedTuple):
         return f"{self.epoch:016}-{self.term:08}-{self.number:04}"
 
 
-def place_of(name: str) -> ManifestName | None:
-    """Of a manifest or an object; None if it is neither."""
+def parse_snapshot_id(name: str) -> SnapshotId | None:
+    """The id in the name of a manifest or object; None if it is neither."""
     match = NAME.fullmatch(name) or OBJECT_NAME.fullmatch(name)
     if match is None:
         return None
     epoch, term, number = map(int, match.groups())
-    return ManifestName(term, epoch, number)
+    return SnapshotId(term, epoch, number)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -69,14 +69,14 @@ class Stored(msgspec.Struct, frozen=True):
     bytes: int
     crc32: int
     rows: int = 0
-    shards: tuple[int, int] = (0, 0)  # the first and the last that it has rows of
+    shards: tuple[int, int] = (0, 0)  # the first and the last shard in it
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """Changes, up to and with those of an epoch; over all layers before it."""
+    """The changes up to and including an epoch, applied over all earlier layers."""
 
     epoch: int
-    sharding: str  # layers that have it in common have the same entities in the same shards
+    sharding: str  # layers with the same sharding have an entity in the same shard
     objects: tuple[Stored, ...]
 
     @property
@@ -85,7 +85,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A manifest, as it stands in the store."""
+    """A manifest, as it is stored."""
 
     format: int
     identity: dict[str, Any]
@@ -94,7 +94,7 @@ class Body(msgspec.Struct, frozen=True):
     number: int
     position: int
     fingerprint: str
-    layers: tuple[Layer, ...]  # the base, then what changed, in the order of the epochs
+    layers: tuple[Layer, ...]  # the base, then changes in the order of the epochs
     meta: bytes | Stored  # msgpack
 
     def objects(self) -> list[Stored]:
@@ -103,16 +103,16 @@ class Body(msgspec.Struct, frozen=True):
 
 
 class Manifest:
-    """One of a store's. If it is not complete, `trouble` says why, and there is nothing but its place."""
+    """A manifest in a store. If it is not complete, `trouble` says why, and only its id is known."""
 
-    def __init__(self, store: Store, place: ManifestName, body: Body | None, trouble: str = "") -> None:
-        self.store, self.place, self.trouble = store, place, trouble
+    def __init__(self, store: Store, snapshot_id: SnapshotId, body: Body | None, trouble: str = "") -> None:
+        self.store, self.snapshot_id, self.trouble = store, snapshot_id, trouble
         self._body = body
-        self.term, self.epoch, self.number = place
+        self.term, self.epoch, self.number = snapshot_id
 
     @property
     def name(self) -> str:
-        return self.place.manifest()
+        return self.snapshot_id.manifest()
 
     @property
     def is_complete(self) -> bool:
@@ -121,12 +121,12 @@ class Manifest:
     @property
     def body(self) -> Body:
         if self._body is None:
-            raise broken(self.store, self.place, self.name, self.trouble)
+            raise broken(self.store, self.snapshot_id, self.name, self.trouble)
         return self._body
 
     @property
     def position(self) -> int:
-        """The first record of the log that is not in it."""
+        """The first record of the log that the snapshot does not cover."""
         return self.body.position
 
     @property
@@ -147,9 +147,9 @@ class Manifest:
 
     @functools.cached_property
     def meta(self) -> dict[str, Any]:
-        """Read from the store where it is large."""
+        """Read from its own object if it is large."""
         meta = self.body.meta
-        data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.place, meta))
+        data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.snapshot_id, meta))
         decoded: dict[str, Any] = msgspec.msgpack.decode(data)
         return decoded
 
@@ -162,7 +162,7 @@ def encode(body: Body) -> bytes:
     return b'{"checksum":"%08x","manifest":%s}\n' % (zlib.crc32(data), data)
 
 
-def decode(data: bytes, place: ManifestName) -> Body | str:
+def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
     """The manifest, or what is wrong with it."""
     frame = FRAME.fullmatch(data)
     if frame is None:
@@ -171,22 +171,22 @@ def decode(data: bytes, place: ManifestName) -> Body | str:
         return "its checksum is wrong"
     try:
         body = msgspec.json.decode(frame[2], type=Body)
-    except msgspec.DecodeError as error:  # of a format to come
+    except msgspec.DecodeError as error:  # of a newer format
         return f"it cannot be read: {error}"
-    if ManifestName(body.term, body.epoch, body.number) != place:
+    if SnapshotId(body.term, body.epoch, body.number) != snapshot_id:
         return f"it belongs to epoch {body.epoch} of term {body.term}"
     return body
 
 
-def read_manifest(store: Store, place: ManifestName) -> Manifest:
-    """Once more if it seems broken: reading may fail as well. ObjectMissing if it is gone."""
+def read_manifest(store: Store, snapshot_id: SnapshotId) -> Manifest:
+    """Reads it twice if it seems broken: the read itself may have failed. ObjectMissing if it is gone."""
     trouble = ""
     for _ in range(2):
-        found = decode(store.get(place.manifest()), place)
+        found = decode(store.get(snapshot_id.manifest()), snapshot_id)
         if isinstance(found, Body):
-            return Manifest(store, place, found)
+            return Manifest(store, snapshot_id, found)
         trouble = found
-    return Manifest(store, place, None, trouble)
+    return Manifest(store, snapshot_id, None, trouble)
 
 
 def compressed(data: bytes) -> bytes:
@@ -198,8 +198,8 @@ def decompressed(data: bytes) -> bytes:
     return bytes(pa.decompress(data[8:], decompressed_size=size, codec="zstd", asbytes=True))
 
 
-def read(store: Store, place: ManifestName, stored: Stored) -> bytes:
-    """An object of the manifest at this place, as it was written."""
+def read(store: Store, snapshot_id: SnapshotId, stored: Stored) -> bytes:
+    """An object of this snapshot, verified by its size and checksum."""
     trouble = ""
     for _ in range(2):
         try:
@@ -213,11 +213,12 @@ def read(store: Store, place: ManifestName, stored: Stored) -> bytes:
             trouble = "its checksum is wrong"
         else:
             return data
-    raise broken(store, place, stored.name, trouble)
+    raise broken(store, snapshot_id, stored.name, trouble)
 
 
-def broken(store: Store, place: ManifestName, name: str, trouble: str) -> SnapshotBroken:
+def broken(store: Store, snapshot_id: SnapshotId, name: str, trouble: str) -> SnapshotBroken:
+    epoch = snapshot_id.epoch
     return SnapshotBroken(
-        f"{name} in {store.url}, of the snapshot of epoch {place.epoch}: {trouble}. Put it back from a backup, or "
+        f"{name} in {store.url}, of the snapshot of epoch {epoch}: {trouble}. Put it back from a backup, or "
         "choose an older snapshot: `headrace snapshot list` shows them, `headrace restore --epoch` starts from one"
     )

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 
 from headrace.durability.columns import KINDS, Columns
 from headrace.durability.columns import join as cells_of
-from headrace.durability.identity import CURRENT, print_of, read_checked
+from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
 from headrace.durability.log.changelog import DELETE, INSERT, Changelog, EpochChanges, spread_array
 from headrace.durability.log.log import read_log
 from headrace.durability.reading.store_reader import StoreReader
@@ -113,7 +113,7 @@ class ChangesLog(Epochs):
         if self.is_typed:
             assert self.operator is not None
             current = read_checked(store, CURRENT)["fingerprint"]
-            self.shape = declared(print_of(store, current), self.operator)
+            self.shape = declared(read_fingerprint(store, current), self.operator)
             if self.shape is None:
                 raise StreamError(
                     f"operator {self.operator!r} does not say what its state is: declare it, as in "

@@ -14,8 +14,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from headrace.durability.inbox.batches import DEAD, dead_names, read_dead
-from headrace.durability.inbox.inbox import AT
+from headrace.durability.inbox.dead_letters import DEAD, dead_letter_names, read_dead_letters
+from headrace.durability.inbox.inbox import SEPARATOR
 from headrace.spark.sources.options import located, store_of
 from headrace.spark.tasks import settle
 
@@ -46,7 +46,7 @@ class DeadReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        names = dead_names(store_of(self.options))
+        names = dead_letter_names(store_of(self.options))
         return [InputPartition(names)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -62,13 +62,13 @@ class DeadStream(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         last = dict(start)
-        for query, batch in map(source_of, dead_names(store_of(self.options))):
+        for query, batch in map(source_of, dead_letter_names(store_of(self.options))):
             last[query] = max(batch, last.get(query, -1))
         return last
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         names = []
-        for name in dead_names(store_of(self.options), is_final=False):
+        for name in dead_letter_names(store_of(self.options), is_final=False):
             query, batch = source_of(name)
             if start.get(query, -1) < batch <= end.get(query, -1):
                 names.append(name)
@@ -79,12 +79,12 @@ class DeadStream(DataSourceStreamReader):
 
 
 def source_of(name: str) -> tuple[str, int]:
-    query, _, batch = name.removeprefix(f"{DEAD}/").rpartition(AT)
+    query, _, batch = name.removeprefix(f"{DEAD}/").rpartition(SEPARATOR)
     return query, int(batch)
 
 
 def rows_of(options: dict[str, str], names: Iterable[str]) -> Iterator[pa.RecordBatch]:
     store = store_of(options)
     for name in names:
-        yield from read_dead(store, name).to_batches()
+        yield from read_dead_letters(store, name).to_batches()
     settle()

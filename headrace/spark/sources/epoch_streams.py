@@ -193,7 +193,7 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._tail is not None
         first, last = start["epoch"] + 1 - self._origin, end["epoch"] - self._origin
         stretches = self._tail.cut(first, last, self.epochs.partitions_max, PARTITION_BYTES_MIN)
-        spot, mark = self._tail.spot, self._marked(start).get("mark")
+        spot, mark = self._tail.position_of, self._marked(start).get("mark")
         return [RecordRange(first, last, self._origin, spot(first), mark) for first, last in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -258,7 +258,7 @@ class EpochTable(DataSourceReader):
             return []
         stretches = tail.cut(first - origin, end - origin, self.epochs.partitions_max, PARTITION_BYTES_MIN)
         mark = self.epochs.mark(store, first)
-        return [RecordRange(first, last, origin, tail.spot(first), mark) for first, last in stretches]
+        return [RecordRange(first, last, origin, tail.position_of(first), mark) for first, last in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self.epochs.read(partition)

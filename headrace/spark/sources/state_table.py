@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 
 from headrace.durability.columns import Columns, join, unpacked
 from headrace.durability.reading.scan import Range, Scan, ScannedRows
-from headrace.durability.reading.typed import JSON, VALUE, Column, Guess, TableShape, arrays, declared
+from headrace.durability.reading.typed import JSON, VALUE, Column, ShapeGuess, TableShape, arrays, declared
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.errors import StreamError
 from headrace.model.fingerprint import Fingerprint
@@ -109,7 +109,7 @@ class StateSource(DataSource):
         asked = self.asked
         view = asked.view()
         self.moment = asked.moment(view)
-        print = view.print(self.moment)
+        print = view.app_fingerprint(self.moment)
         view.check(print)
         look = InferredTypes(view, self.moment, print, guesses=not asked.is_json)
         shape = JSON if asked.is_json else declared(print, asked.operator) or look.shape()
@@ -144,7 +144,7 @@ class StateReader(DataSourceReader):
             return [Slice(None, self.keys, None)]
         view = asked.view()
         moment = self.moment or asked.moment(view)
-        print = view.print(moment)
+        print = view.app_fingerprint(moment)
         view.check(print)
         scan = view.scan(moment, print)
         count = asked.partitions or min(max(PARTITIONS_MIN, scan.bytes // PARTITION_BYTES), PARTITIONS_MAX)
@@ -155,7 +155,7 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, Slice)
         view = self.asked.view()
         moment = partition.moment or view.newest()
-        print = view.print(moment)
+        print = view.app_fingerprint(moment)
         view.check(print)
         target = to_arrow_schema(self.table, timezone="UTC")
         shape = self._shape(print)
@@ -248,7 +248,7 @@ class InferredTypes:
     """What there is to see where nobody has declared it: types of keys and states."""
 
     def __init__(self, view: View, moment: EpochEnd, print: Fingerprint, guesses: bool) -> None:
-        self.view, self.moment, self.print = view, moment, print
+        self.view, self.moment, self.app_fingerprint = view, moment, print
         self.guesses = guesses and not print.operators[view.name].state
         self.scan = view.scan(moment, print)
 
@@ -258,11 +258,11 @@ class InferredTypes:
         return file_columns(self.scan) if self.moment.how == "snapshot" else None
 
     @functools.cached_property
-    def seen(self) -> tuple[set[str], Guess]:
+    def seen(self) -> tuple[set[str], ShapeGuess]:
         """All entities, looked at once."""
         kinds: set[str] = set()
-        guess = Guess(self.view.name)
-        for found in self.view.read(self.moment, self.print):
+        guess = ShapeGuess(self.view.name)
+        for found in self.view.read(self.moment, self.app_fingerprint):
             for kind, column in found.keys.items():
                 kinds.add("large" if kind == "packed" and has_large(column) else kind)
             if self.guesses:

@@ -1,0 +1,171 @@
+"""Turns the rows of a closed batch into calls, and checks them as a client's calls are checked. A row that cannot be a
+call is refused with the reason, and the rest of the batch runs.
+
+The same batch gives the same calls whenever it is read: with the code and the limits that it was closed under.
+
+Never here: Arrow's types (arrow_rows.py), where refused rows go (dead_letters.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from headrace.config import Config
+from headrace.core.admission import Admission
+from headrace.core.epoch import Batch
+from headrace.core.program import Program
+from headrace.durability.inbox.arrow_rows import Row, read_table, rows_of, to_python
+from headrace.durability.inbox.inbox import Closed
+from headrace.durability.store import Store
+from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
+from headrace.wire.messages import id_of
+from headrace.wire.values import shown
+
+
+def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
+    """Reads the batch and admits its rows. The refused ones are in the batch's `refused`."""
+    batch = admit(closed, read_table(store, closed), admission)
+    batch.closed = closed
+    batch.stored = msgspec.msgpack.encode((closed, admission_limits(admission.program.config), sorted(batch.refused)))
+    return batch
+
+
+def reread_calls(
+    store: Store, closed: Closed, program: Program, limits: dict[str, int], refused: Collection[int]
+) -> Batch:
+    """Reads a batch that is in the log. It refuses the same rows as then, whatever the configuration is now."""
+    checking_program = program
+    if limits != admission_limits(program.config):
+        checking_program = Program(program.app, dataclasses.replace(program.config, **limits))
+    batch = read_calls(store, closed, Admission(checking_program))
+    if batch.refused.keys() != set(refused):
+        raise AppChanged(
+            f"batch {closed.batch} of query {closed.query} in {store.url} was logged by other code, which refused "
+            f"{len(refused)} of its rows; this code refuses {len(batch.refused)}. Start it with the code that logged it"
+        )
+    if checking_program is not program:
+        batch.entries = [program.numbered[entry.number] for entry in batch.entries]
+    return batch
+
+
+def admission_limits(config: Config) -> dict[str, int]:
+    """The settings that decide which rows are refused."""
+    return config.limits() | {"request_id_bytes_max": config.request_id_bytes_max}
+
+
+def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch:
+    stem = f"{closed.query}/{closed.batch}"
+    if table is None:
+        return Batch(stem, [], [], [], source=closed.source)
+    if "call" in table.column_names:
+        return admit_messages(closed, table, admission)
+    keys = to_python(table.column("key"))
+    if "id" in table.column_names or "args" in table.column_names or not closed.function:
+        return admit_mixed(closed, table, keys, admission)
+    rows = rows_of(table)
+    try:
+        signature = admission.program.find(closed.function).signature
+    except BadRequest:
+        return admission.admit_columns(stem, closed.function, keys, rows, closed.source)  # refuses them all
+    if not signature.is_scalar:
+        rows = list(map(signature.convert, rows))
+    return admission.admit_columns(stem, closed.function, keys, rows, closed.source)
+
+
+def admit_mixed(closed: Closed, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
+    """Admits rows one by one, if they call different functions, have their own ids, or have arguments in JSON."""
+    count, stem = table.num_rows, f"{closed.query}/{closed.batch}"
+    functions = to_python(table.column("function")) if not closed.function else [closed.function] * count
+    given = to_python(table.column("args")) if "args" in table.column_names else rows_of(table)
+    ids = to_python(table.column("id")) if "id" in table.column_names else None
+    calls: list[Any] = []
+    for at, (function, key, args) in enumerate(zip(functions, keys, given, strict=True)):
+        try:
+            if ids is not None and ids[at] is not None:
+                admission.check_id(ids[at])
+            calls.append((function, key, arguments(function, args, admission)))
+        except BadRequest as error:
+            calls.append(error)
+    named = (
+        stem
+        if ids is None
+        else [id_of(stem, at) if given_id is None else str(given_id) for at, given_id in enumerate(ids)]
+    )
+    return admission.admit_rows(named, calls, closed.source)
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A whole call in JSON, as the HTTP gateway takes it. If it has no id or key, those of its row are used."""
+
+    function: str
+    key: str | int | None = None
+    args: list[Any] = []
+    request_id: str | None = None
+
+
+class UnparsedMessage(msgspec.Struct):
+    """What can be read from a message that is not a call."""
+
+    request_id: str | None = None
+
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(UnparsedMessage)
+
+
+def admit_messages(closed: Closed, table: pa.Table, admission: Admission) -> Batch:
+    """Admits rows that are messages. One that is not a call is refused, whatever it holds, and the others are not."""
+    stem, nothing = f"{closed.query}/{closed.batch}", [None] * table.num_rows
+    named = to_python(table.column("id")) if "id" in table.column_names else nothing
+    keyed = to_python(table.column("key")) if "key" in table.column_names else nothing
+    ids, calls = [], []
+    for at, data in enumerate(to_python(table.column("call"))):
+        given, call = read_message(data, keyed[at], admission)
+        ids.append(given or named[at] or id_of(stem, at))
+        calls.append(call)
+    return admission.admit_rows(ids, calls, closed.source)
+
+
+def read_message(data: bytes | None, key: bytes | None, admission: Admission) -> tuple[str | None, Any]:
+    """Returns the message's request id, if it has one, and the call, or the error that says why it is not one."""
+    given = None
+    try:
+        message = _message.decode(data or b"")
+        if message.request_id:
+            admission.check_id(message.request_id)
+            given = message.request_id
+        named = message.key if message.key is not None or key is None else key.decode()
+        return given, (message.function, named, arguments(message.function, tuple(message.args), admission))
+    except UNREADABLE as error:
+        with suppress(*UNREADABLE, BadRequest):
+            claimed = _only_id.decode(data or b"").request_id
+            admission.check_id(claimed)
+            given = claimed
+        return given, BadMessage(f"not a call: {error}" if data else "not a call: the message is empty")
+    except BadRequest as error:
+        return given, error
+
+
+def arguments(function: Any, args: Any, admission: Admission) -> Row:
+    """Returns as many arguments as the function takes. Null arguments beyond that are dropped: they are columns that
+    only other functions use."""
+    if args is None or type(args) is str:
+        try:
+            args = msgspec.json.decode(args or "[]")
+        except UNREADABLE as error:
+            raise BadArguments(f"the arguments {shown(args)} are no JSON: {error}") from None
+        if type(args) is not list:
+            raise BadArguments(f"the arguments {shown(args)} are no list in JSON")
+        args = tuple(args)
+    if type(args) is not tuple:
+        raise BadArguments(f"the arguments are a list in JSON, not {shown(args)}")
+    signature = admission.program.find(function).signature
+    while len(args) > signature.most and not signature.variadic and args[-1] is None:
+        args = args[:-1]
+    return args if signature.is_scalar else signature.convert(args)
