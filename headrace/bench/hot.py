@@ -25,7 +25,7 @@ from headrace.core.channel import Send
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.runtime.cluster import Cluster
-from headrace.runtime.worker_process import BEAT_S_MAX
+from headrace.runtime.worker_process import HEARTBEAT_S_MAX
 from headrace.wire.messages import Final, Run
 
 EPOCH = 1_000
@@ -69,7 +69,7 @@ class WatchedCluster(Cluster):
 
     def counts(self) -> dict[str, Any]:
         """The metrics, once the workers' hearts have told what they sent."""
-        time.sleep(2 * BEAT_S_MAX)
+        time.sleep(2 * HEARTBEAT_S_MAX)
         return self.metrics()
 
 

@@ -1,6 +1,6 @@
 """A stream of transfers through Spark, watched from end to end: when each row was due, and when it had come how far.
 
-    faucet ──► Spark ──► transact ──► store ──► runtime ──► store ──► headrace.replies ──► Spark ──► nowhere
+    paced source ──► Spark ──► transact ──► store ──► runtime ──► store ──► headrace.replies ──► Spark ──► nowhere
 
 Rows are due one by one, whatever becomes of earlier ones. The latency of a row runs from when it was due to the end of
 the micro-batch of the second query that delivered its reply, and every row counts. Between the two it is known when
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.bench import ycsb
+from headrace.bench.pace import PaceFile, transfers
 from headrace.config import Config
 from headrace.core.epoch import Batch, Epoch
 from headrace.durability.store import DirectoryStore
@@ -185,15 +186,15 @@ class StreamUnderTest:
         config: Config | None = None,
     ) -> None:
         from headrace.spark import register, transact
-        from headrace.spark.sources.paced import PacedSource, PaceFile
+        from headrace.spark.sources.paced import PacedSource
 
         register(spark).dataSource.register(PacedSource)
-        self.keys, self.tap = keys, PaceFile(folder / "schedule.json")
+        self.keys, self.pace = keys, PaceFile(folder / "schedule.json")
         self.store = BatchWatch(folder / "store")
         self.runtime = WatchedRuntime(self.store, config)
         self.runtime.client.map(ycsb.open_account, list(range(keys)), [(ycsb.BALANCE,)] * keys)
-        faucet = spark.readStream.format("headrace.faucet")
-        source = faucet.options(keys=keys, partitions=partitions).load(str(self.tap.path))
+        paced = spark.readStream.format("headrace.paced")
+        source = paced.options(keys=keys, partitions=partitions).load(str(self.pace.path))
         calls = transact(
             source,
             ycsb.transfer,
@@ -215,13 +216,13 @@ class StreamUnderTest:
 
     def run(self, per_s: float, seconds: float, window: tuple[float, float] | None = None) -> Window | None:
         """Rows at this rate for so long; those count that are due within the window. None if it fell far behind."""
-        first, began = self.tap.turn(per_s), time.time()
+        first, began = self.pace.set_rate(per_s), time.time()
         is_lost = False
         while time.time() < began + seconds and not is_lost:
             time.sleep(0.25)
-            is_lost = self.tap.rows() - self.runtime.rows_final > max(LOST_S * per_s, LOST_ROWS)
+            is_lost = self.pace.rows() - self.runtime.rows_final > max(LOST_S * per_s, LOST_ROWS)
             self.check()
-        self.tap.turn(0.0)
+        self.pace.set_rate(0.0)
         self.drain()
         if is_lost:
             return None
@@ -236,9 +237,9 @@ class StreamUnderTest:
     def drain(self) -> None:
         """Until every row that was due has its reply delivered."""
         until = time.time() + PATIENCE_S
-        while self.runtime.rows_final < self.tap.rows() or not self.is_delivered(self.last_epoch()):
+        while self.runtime.rows_final < self.pace.rows() or not self.is_delivered(self.last_epoch()):
             if time.time() > until:
-                raise TimeoutError(f"{self.tap.rows()} rows were due, {self.runtime.rows_final} are final")
+                raise TimeoutError(f"{self.pace.rows()} rows were due, {self.runtime.rows_final} are final")
             time.sleep(0.05)
             self.check()
 
@@ -250,7 +251,7 @@ class StreamUnderTest:
 
     def window(self, first: int, stop: int) -> Window:
         """What is known of these rows. All their replies are delivered."""
-        due, moments = self.tap.due_s(first, stop), self.moments(first, stop)
+        due, moments = self.pace.due_s(first, stop), self.moments(first, stop)
         delivered = moments[-1]
         latency_ms = (delivered - due) * 1e3
         stages_ms = np.diff(np.vstack([due, *moments]), axis=0).mean(axis=1) * 1e3
@@ -300,9 +301,7 @@ class StreamUnderTest:
 
     def checks(self) -> dict[str, bool]:
         """All is over: does it add up? Nobody runs dry, so that the balances follow from how often each was drawn."""
-        from headrace.spark.sources.paced import transfers
-
-        rows = self.tap.rows()
+        rows = self.pace.rows()
         state = self.runtime.state(ycsb.account)
         src, dst = transfers(0, rows, self.keys)
         balances = ycsb.BALANCE - np.bincount(src, minlength=self.keys) + np.bincount(dst, minlength=self.keys)

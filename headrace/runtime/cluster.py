@@ -99,11 +99,11 @@ class Cluster(Driver):
         self._checked_s = time.monotonic()
         self._check_s = min(CHECK_S_MAX, config.wall_limit_us / 4e6, config.silence_us_max / 4e6)
         self._past = Counts()  # of workers that are gone
-        self._bell, self._ear = socket.socketpair()  # wakes the thread
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._wake_sender, self._wake_receiver = socket.socketpair()  # wakes the thread
+        self._wake_sender.setblocking(False)
+        self._wake_receiver.setblocking(False)
         self._network = Network(0, Keys.new(), host=self._hosts.host)
-        self._network.watch(self._ear.fileno())
+        self._network.watch(self._wake_receiver.fileno())
         self._peer = Peer(self._network.keys.public, self._network.endpoint)
         self._begin()
         try:
@@ -130,7 +130,7 @@ class Cluster(Driver):
         coordinator, workers = self.engine, list(self._workers.values())
         counts = self._network.counts.plus(self._past)
         for worker in workers:
-            counts = counts.plus(worker.beat.counts)
+            counts = counts.plus(worker.heartbeat.counts)
         return {
             **coordinator.metrics(),
             "app": self.app.name,
@@ -172,8 +172,8 @@ class Cluster(Driver):
     def _turn(self) -> None:
         """Wait, then see to the workers, to what they sent, and to the time."""
         ready = self._network.wait(self._patience_ms())
-        if self._ear.fileno() in ready:
-            self._ear.recv(1 << 16)
+        if self._wake_receiver.fileno() in ready:
+            self._wake_receiver.recv(1 << 16)
         for worker in list(self._workers.values()):
             if worker.fd in ready:
                 self._listen(worker)
@@ -203,7 +203,7 @@ class Cluster(Driver):
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it has been woken often enough, or is gone
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
 
     def _let_go(self) -> None:
         self._started.set()
@@ -215,8 +215,8 @@ class Cluster(Driver):
             worker.end(max(0.0, until_s - time.monotonic()))
         self._hosts.close()
         self._network.close()
-        self._bell.close()
-        self._ear.close()
+        self._wake_sender.close()
+        self._wake_receiver.close()
 
     def _carry_out(self, effect: Any) -> None:
         match effect:
@@ -262,7 +262,7 @@ class Cluster(Driver):
         """Nobody talks to this worker any more; its process is still to be ended."""
         worker = self._workers.pop(number, None)
         if worker is not None:
-            self._past = self._past.plus(worker.beat.counts)
+            self._past = self._past.plus(worker.heartbeat.counts)
             self._network.unwatch(worker.fd)
             self._network.forget(number)
             for other in self._workers.values():
@@ -276,7 +276,7 @@ class Cluster(Driver):
                 raise kind(f"worker {worker.number} could not start: {message.error}")
             if isinstance(message, Ready):  # it listens, and has known our key from its beginning
                 self._network.meet(worker.number, worker.key, worker.endpoint)
-                worker.line.send(Peers({0: self._peer}))
+                worker.pipe.send(Peers({0: self._peer}))
             if isinstance(message, Ready | PeersReached) and worker.is_ready:
                 self._introduce(worker)
 
@@ -305,11 +305,11 @@ class Cluster(Driver):
                 worker.heard_s += away_s
             if self._workers.get(worker.number) is not worker:  # replaced, for the sake of another
                 continue
-            beat = worker.beat
+            heartbeat = worker.heartbeat
             if worker.is_gone():
                 self._lose(worker, "it ended")
-            elif beat.running and beat.running_us > self.config.wall_limit_us:
-                self._lose(worker, "a function did not return", Overran(worker.number, beat.running))
+            elif heartbeat.running and heartbeat.running_us > self.config.wall_limit_us:
+                self._lose(worker, "a function did not return", Overran(worker.number, heartbeat.running))
             elif worker.is_silent(silence_us_max if worker.is_ready else max(silence_us_max, START_SILENCE_US_MAX)):
                 self._lose(worker, "it was silent")
         for until_s, worker in self._leaving:

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from headrace.runtime.pipe import Heartbeat, Job, LineMessage, Peer, Peers, PeersReached, Ready, StopDiary, WorkerPipe
+from headrace.runtime.pipe import Heartbeat, Job, Peer, Peers, PeersReached, PipeMessage, Ready, StopDiary, WorkerPipe
 from headrace.runtime.sockets import Counts
 
 LEAVE_S_MAX = 2.0  # for a worker to end by itself
@@ -21,27 +21,27 @@ class Hosted(ABC):
     """One incarnation of a worker. When the line goes dead, the worker is to be taken for dead. One that `is_careful`
     keeps a diary: the TID of the function that it is about to run. It outlives the worker."""
 
-    def __init__(self, number: int, line: WorkerPipe, is_careful: bool) -> None:
-        self.number, self.line, self.fd = number, line, line.fileno()
+    def __init__(self, number: int, pipe: WorkerPipe, is_careful: bool) -> None:
+        self.number, self.pipe, self.fd = number, pipe, pipe.fileno()
         self.key = ""  # both known once it is ready
         self.endpoint: str | None = None
         self.met = PeersReached()
         self._told: dict[int, Peer] = {}  # of the others
         self.is_careful = is_careful
-        self.beat = Heartbeat(0, 0, Counts())
+        self.heartbeat = Heartbeat(0, 0, Counts())
         self.heard_s = time.monotonic()
 
     @property
     def is_ready(self) -> bool:
         return self.endpoint is not None
 
-    def listen(self) -> list[LineMessage]:
+    def listen(self) -> list[PipeMessage]:
         """What it said; heartbeats are noted here."""
-        messages = self.line.receive()
+        messages = self.pipe.receive()
         for message in messages:
             self.heard_s = time.monotonic()
             if isinstance(message, Heartbeat):
-                self.beat = message
+                self.heartbeat = message
             elif isinstance(message, Ready):
                 self.endpoint, self.key = message.endpoint, message.key
             elif isinstance(message, PeersReached):
@@ -53,14 +53,14 @@ class Hosted(ABC):
         peer = Peer(other.key, other.endpoint if self.key in other.met.known else None)
         if self._told.get(other.number) != peer:
             self._told[other.number] = peer
-            self.line.send(Peers({other.number: peer}))
+            self.pipe.send(Peers({other.number: peer}))
 
     def forget(self, number: int) -> None:
         self._told.pop(number, None)
-        self.line.send(Peers({number: None}))
+        self.pipe.send(Peers({number: None}))
 
     def is_gone(self) -> bool:
-        return self.line.is_dead or self.has_ended()
+        return self.pipe.is_dead or self.has_ended()
 
     def is_silent(self, silence_us_max: int) -> bool:
         return (time.monotonic() - self.heard_s) * 1e6 > silence_us_max
@@ -69,7 +69,7 @@ class Hosted(ABC):
         """It need not be careful any more."""
         if self.is_careful:
             self.is_careful = False
-            self.line.send(StopDiary())
+            self.pipe.send(StopDiary())
 
     def fell_with(self, other: Hosted) -> bool:
         """Was it one mishap of their host that ended both? Then neither is to blame."""

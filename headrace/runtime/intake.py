@@ -147,10 +147,10 @@ class InboxReader:
 
 
 class Intake:
-    """A taker, and the thread that makes it look."""
+    """A reader, and the thread that makes it look."""
 
-    def __init__(self, taker: InboxReader) -> None:
-        self.taker = taker
+    def __init__(self, reader: InboxReader) -> None:
+        self.reader = reader
         self._done: queue.SimpleQueue[tuple[Source, Future[Any]] | None] = queue.SimpleQueue()
         self._busy_until_s = 0.0
         self._is_taking = True  # until the runtime takes no more
@@ -163,26 +163,26 @@ class Intake:
         self._thread.join()
 
     def metrics(self) -> dict[str, int]:
-        taker = self.taker
+        reader = self.reader
         return {
-            "source_batches": taker.batches,
-            "source_rows": taker.rows,
-            "source_rows_refused": taker.refused,
-            "source_batches_under_way": len(taker.under_way),
+            "source_batches": reader.batches,
+            "source_rows": reader.rows,
+            "source_rows_refused": reader.refused,
+            "source_batches_under_way": len(reader.under_way),
         }
 
     def _serve(self) -> None:
         is_open = True
         while is_open:
             with self._trying():
-                if self._is_taking and self.taker.look(lambda *item: self._done.put(item)):
+                if self._is_taking and self.reader.look(lambda *item: self._done.put(item)):
                     self._busy_until_s = time.monotonic() + BUSY_S
             is_open = self._see_to_done()
 
     def _see_to_done(self) -> bool:
         """What has become final, within the time between two looks. False if this is the end."""
         patience_s = LAZY_S if time.monotonic() > self._busy_until_s else BRISK_S
-        if not self.taker.store.can_append:
+        if not self.reader.store.can_append:
             patience_s = FAR_S
         until_s = time.monotonic() + patience_s
         while True:
@@ -193,7 +193,7 @@ class Intake:
             if item is None:
                 return False
             with self._trying():
-                self.taker.finish(*item)
+                self.reader.finish(*item)
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[None]:
@@ -203,4 +203,4 @@ class Intake:
         except Stopped:
             self._is_taking = False
         except StoreError as error:
-            LOG.warning("the inbox of %s cannot be used, and will be tried again: %s", self.taker.store.url, error)
+            LOG.warning("the inbox of %s cannot be used, and will be tried again: %s", self.reader.store.url, error)

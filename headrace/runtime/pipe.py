@@ -111,8 +111,8 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
     last_words: int
 
 
-LineMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
-Expected = TypeVar("Expected", bound=LineMessage)
+PipeMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
+Expected = TypeVar("Expected", bound=PipeMessage)
 
 
 class WorkerPipe:
@@ -123,13 +123,13 @@ class WorkerPipe:
         self._end.setblocking(False)
         self._lock = threading.Lock()
         self._received = bytearray()
-        self._decoder = msgspec.json.Decoder(LineMessage)
+        self._decoder = msgspec.json.Decoder(PipeMessage)
         self.is_dead = False  # the other end is gone, or stuck, or talks nonsense
 
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def send(self, message: LineMessage) -> None:
+    def send(self, message: PipeMessage) -> None:
         data = memoryview(msgspec.json.encode(message) + b"\n")
         with self._lock:
             while data and not self.is_dead:
@@ -146,7 +146,7 @@ class WorkerPipe:
     def can_send(self, patience_s: float = 0.0) -> bool:
         return self._wait(select.POLLOUT, patience_s)
 
-    def receive(self) -> list[LineMessage]:
+    def receive(self) -> list[PipeMessage]:
         """What has come, without waiting."""
         while not self.is_dead:
             try:

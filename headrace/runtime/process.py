@@ -39,7 +39,7 @@ class WorkerProcess(Hosted):
             )
         super().__init__(job.number, WorkerPipe(ours), job.is_careful)
         diary_fd = handed_down[0] if handed_down else None
-        self.line.send(msgspec.structs.replace(job, parent_pid=os.getpid(), diary_fd=diary_fd))
+        self.pipe.send(msgspec.structs.replace(job, parent_pid=os.getpid(), diary_fd=diary_fd))
 
     @property
     def pid(self) -> int:
@@ -59,10 +59,10 @@ class WorkerProcess(Hosted):
 
     def ask_to_leave(self) -> None:
         """It ends by itself when the line is closed."""
-        self.line.close()
+        self.pipe.close()
 
     def end(self, patience_s: float = 0.0) -> int | None:
-        self.line.close()
+        self.pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -214,9 +214,9 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
     if manifest is None:
         return
     moment = EpochEnd(manifest.epoch, manifest.place)
-    print = view.print(moment)
-    if operator.name in print.operators:
-        count = sum(map(len, itertools.islice(view.read(moment, print), 1)))
+    written = view.print(moment)
+    if operator.name in written.operators:
+        count = sum(map(len, itertools.islice(view.read(moment, written), 1)))
         if count:
             raise not_empty(store, operator)
 

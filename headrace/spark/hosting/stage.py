@@ -29,19 +29,19 @@ from pyspark import SparkContext
 
 from headrace.errors import HeadraceError, Stopped
 from headrace.runtime.hosts import LEAVE_S_MAX, REAP_S_MAX, Hosted
-from headrace.runtime.pipe import EndProcess, Job, LineMessage, ProcessEnded, Ready, StartFailed, WorkerPipe
+from headrace.runtime.pipe import EndProcess, Job, PipeMessage, ProcessEnded, Ready, StartFailed, WorkerPipe
 from headrace.runtime.sockets import Keys, bind
 from headrace.spark.hosting.slots import CHECK_S, check_settings, check_slots, slots_of
-from headrace.spark.hosting.task import LETTER_BYTES_MAX, Envelope, RunTask, StageInfo, TaskReady
+from headrace.spark.hosting.task import ENVELOPE_BYTES_MAX, Envelope, RunTask, StageInfo, TaskReady
 
 LOG = logging.getLogger("headrace.spark")
 SLOTS_S_MAX = 30.0  # for executors to come when an app starts
 SLOTS_AGAIN_S_MAX = 300.0  # for lost ones to come back
-SEATS_WARN_S = 15.0
+SLOTS_WARN_S = 15.0
 AWAIT_S_MAX = 10.0  # for the cluster to start again what fell
 PING_S = 1.0
 WAIT_MS = 100
-LETTERS_MAX = 256  # read at once
+ENVELOPES_MAX = 256  # read at once
 PAUSE_S, PAUSE_S_MAX, DOUBLED_MAX = 0.2, 30.0, 8  # before a stage is submitted again; it doubles
 STEADY_S = 60.0  # a stage that lived for so long was a good one
 FRUITLESS_MAX = 3  # stages in a row of which no task ever reached the driver
@@ -64,15 +64,15 @@ def gist(error: BaseException) -> str:
 
 class TaskWorker(Hosted):
     """One incarnation of a worker, in a seat or waiting for one. The cluster's thread has one end of its line; the
-    thread of the seats has the other, and sets `stage` and `is_seated`."""
+    thread of the seats has the other, and sets `stage` and `has_task`."""
 
     def __init__(self, job: Job, worker: int) -> None:
         ours, theirs = socket.socketpair()
         super().__init__(job.number, WorkerPipe(ours), job.is_careful)
-        self.job, self.worker, self.far = job, worker, WorkerPipe(theirs)
+        self.job, self.worker, self.relay_end = job, worker, WorkerPipe(theirs)
         self.stage: Stage | None = None
-        self.is_seated = False
-        self.waiting: list[LineMessage] = []  # for its seat
+        self.has_task = False
+        self.waiting: list[PipeMessage] = []  # for its seat
         self._pid = 0
         self._is_leaving = False
         self._ended: ProcessEnded | None = None
@@ -81,7 +81,7 @@ class TaskWorker(Hosted):
     def pid(self) -> int:
         return self._pid
 
-    def listen(self) -> list[LineMessage]:
+    def listen(self) -> list[PipeMessage]:
         messages = super().listen()
         for message in messages:
             if isinstance(message, Ready):
@@ -96,10 +96,10 @@ class TaskWorker(Hosted):
     def has_ended(self) -> bool:
         if self._is_leaving:  # nobody else listens any more; before that, each word is for the cluster
             self.listen()
-        return self._ended is not None or self.line.is_dead
+        return self._ended is not None or self.pipe.is_dead
 
     def is_silent(self, silence_us_max: int) -> bool:
-        return self.is_seated and super().is_silent(silence_us_max)
+        return self.has_task and super().is_silent(silence_us_max)
 
     def fell_with(self, other: Hosted) -> bool:
         return (
@@ -111,17 +111,17 @@ class TaskWorker(Hosted):
 
     def ask_to_leave(self) -> None:
         self._is_leaving = True
-        self.line.send(EndProcess(int(LEAVE_S_MAX * 1e6)))
+        self.pipe.send(EndProcess(int(LEAVE_S_MAX * 1e6)))
 
     def end(self, patience_s: float = 0.0) -> int | None:
         """Its seat sees to it. A seat that does not say so in time is stuck, and its line is closed."""
         self._is_leaving = True
         if not self.has_ended():
-            self.line.send(EndProcess(int(patience_s * 1e6)))
+            self.pipe.send(EndProcess(int(patience_s * 1e6)))
         until_s = time.monotonic() + patience_s + REAP_S_MAX
         while not self.has_ended() and time.monotonic() < until_s:
-            self.line.can_receive(0.05)
-        self.line.close()
+            self.pipe.can_receive(0.05)
+        self.pipe.close()
         return None if self._ended is None else self._ended.code
 
 
@@ -141,12 +141,12 @@ class Stage:
 
     def __init__(self, numbers: list[int]) -> None:
         self.tickets = {b"s" + secrets.token_bytes(32): number for number in numbers}
-        self.chairs: dict[int, TaskSlot] = {}
+        self.tasks: dict[int, TaskSlot] = {}
         self.ticket_of = {number: ticket for ticket, number in self.tickets.items()}
         self.submitted_s = time.monotonic()
         self.is_over = False  # nothing more is expected of it
         self.was_reached = False
-        self.warn_s = self.submitted_s + SEATS_WARN_S
+        self.warn_s = self.submitted_s + SLOTS_WARN_S
 
 
 class StageEnded:
@@ -175,23 +175,23 @@ class SparkHosts:
         self._ping_s = 0.0
         self._is_closing, self._hopeless = False, ""
         self._decoder = msgspec.json.Decoder(Envelope)
-        self._bell, self._ear = socket.socketpair()
-        self._ear.setblocking(False)
-        self._bell.setblocking(False)
+        self._wake_sender, self._wake_receiver = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
         keys = Keys.new()
         self._sockets = zmq.Context()
-        self._post = self._sockets.socket(zmq.ROUTER)
-        self._post.setsockopt(zmq.LINGER, 1_000)
-        self._post.setsockopt(zmq.MAXMSGSIZE, LETTER_BYTES_MAX)
-        self._post.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._post.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._post.setsockopt(zmq.CURVE_SERVER, 1)
-        self._post.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
-        self._invitation = StageInfo(bind(self._post, self.host), keys.public)
+        self._socket = self._sockets.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, 1_000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+        self._socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
+        self._stage_info = StageInfo(bind(self._socket, self.host), keys.public)
         self._poller = zmq.Poller()
-        self._poller.register(self._post, zmq.POLLIN)
-        self._poller.register(self._ear.fileno(), zmq.POLLIN)
-        self._thread = threading.Thread(target=self._serve, name="headrace-seats", daemon=True)
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
+        self._thread = threading.Thread(target=self._serve, name="headrace-spark-stage", daemon=True)
         self._thread.start()
 
     # --- for the cluster ---
@@ -202,7 +202,7 @@ class SparkHosts:
         worker = TaskWorker(msgspec.structs.replace(job, path=shipped(job.path), store=store), self._started)
         self._hand_over(worker)
         if not self._thread.is_alive():  # nobody would ever seat it
-            worker.far.send(StartFailed(self._hopeless or "the seats of the workers are closed"))
+            worker.relay_end.send(StartFailed(self._hopeless or "the seats of the workers are closed"))
         return worker
 
     def check(self, workers: int) -> None:
@@ -216,7 +216,7 @@ class SparkHosts:
     def _hand_over(self, command: TaskWorker | StageEnded | None) -> None:
         self._commands.put(command)
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self._wake_sender.send(b"!")
 
     # --- the thread ---
 
@@ -230,23 +230,23 @@ class SparkHosts:
             self._give_up(f"the seats of the workers broke: {error!r}")
         finally:
             for worker in self._workers.values():
-                worker.far.close()
+                worker.relay_end.close()
             self._sockets.destroy()
-            self._bell.close()
-            self._ear.close()
+            self._wake_sender.close()
+            self._wake_receiver.close()
 
     def _turn(self) -> None:
         ready = dict(self._poller.poll(WAIT_MS))
-        if self._ear.fileno() in ready:
-            self._ear.recv(1 << 16)
+        if self._wake_receiver.fileno() in ready:
+            self._wake_receiver.recv(1 << 16)
         while not self._commands.empty():
             self._obey(self._commands.get())
-        for _ in range(LETTERS_MAX):
-            if not self._post.poll(0):
+        for _ in range(ENVELOPES_MAX):
+            if not self._socket.poll(0):
                 break
-            self._read(*self._post.recv_multipart())
+            self._read(*self._socket.recv_multipart())
         for worker in list(self._workers.values()):
-            if worker.far.fileno() in ready:
+            if worker.relay_end.fileno() in ready:
                 self._relay(worker)
         self._tend()
 
@@ -262,9 +262,9 @@ class SparkHosts:
                 self._drop(before)
             self._workers[command.number] = command
             self._awaited.discard(command.number)
-            self._poller.register(command.far.fileno(), zmq.POLLIN)
+            self._poller.register(command.relay_end.fileno(), zmq.POLLIN)
             if self._hopeless:
-                command.far.send(StartFailed(self._hopeless))
+                command.relay_end.send(StartFailed(self._hopeless))
             elif self._stage is not None and not self._stage.is_over:
                 command.stage = self._stage
                 self._place(command)
@@ -278,12 +278,12 @@ class SparkHosts:
         elif not stage.is_over:
             if not set(self._workers) <= set(stage.tickets.values()):
                 self._end_stage("more workers are wanted")
-            elif now_s > stage.warn_s and len(stage.chairs) < len(stage.tickets):
-                LOG.warning("%s workers wait for free Spark slots", len(stage.tickets) - len(stage.chairs))
-                stage.warn_s = now_s + SEATS_WARN_S
+            elif now_s > stage.warn_s and len(stage.tasks) < len(stage.tickets):
+                LOG.warning("%s workers wait for free Spark slots", len(stage.tickets) - len(stage.tasks))
+                stage.warn_s = now_s + SLOTS_WARN_S
             if now_s - self._ping_s > PING_S:
                 self._ping_s = now_s
-                for number in list(stage.chairs):
+                for number in list(stage.tasks):
                     self._write(number, None)
 
     # --- letters ---
@@ -294,12 +294,12 @@ class SparkHosts:
         if stage is None or number is None or len(parts) != 1:
             return None  # of a stage that was, or a stranger
         try:
-            letter = self._decoder.decode(parts[0])
+            envelope = self._decoder.decode(parts[0])
         except msgspec.DecodeError:
             return self._end_stage(f"the seat of worker {number} talks nonsense")
-        chair, message, worker = stage.chairs.get(number), letter.message, self._workers.get(number)
-        if chair is None and isinstance(message, TaskReady):
-            stage.chairs[number], stage.was_reached = TaskSlot(message), True
+        task, message, worker = stage.tasks.get(number), envelope.message, self._workers.get(number)
+        if task is None and isinstance(message, TaskReady):
+            stage.tasks[number], stage.was_reached = TaskSlot(message), True
             LOG.info("worker %s has a seat on %s", number, message.host)
             self._write(number, EndProcess(0) if stage.is_over else None)
             if worker is not None:
@@ -307,27 +307,27 @@ class SparkHosts:
             return None
         if stage.is_over:
             return None
-        if chair is None or letter.number != chair.received + 1:
+        if task is None or envelope.number != task.received + 1:
             return self._end_stage(f"the connection to the seat of worker {number} broke")
-        chair.received += 1
-        if worker is None or worker.worker != letter.worker or isinstance(message, TaskReady | None):
+        task.received += 1
+        if worker is None or worker.worker != envelope.worker or isinstance(message, TaskReady | None):
             return None
-        worker.far.send(message)
+        worker.relay_end.send(message)
         if isinstance(message, ProcessEnded):
             self._drop(worker)
         return None
 
-    def _write(self, number: int, message: LineMessage | None, worker: int = 0) -> None:
+    def _write(self, number: int, message: PipeMessage | None, worker: int = 0) -> None:
         stage = self._stage
-        if stage is None or number not in stage.chairs:
+        if stage is None or number not in stage.tasks:
             return
-        chair = stage.chairs[number]
-        chair.sent += 1
-        data = msgspec.json.encode(Envelope(chair.sent, worker, message))
+        task = stage.tasks[number]
+        task.sent += 1
+        data = msgspec.json.encode(Envelope(task.sent, worker, message))
         try:
-            self._post.send_multipart([stage.ticket_of[number], data], zmq.NOBLOCK)
+            self._socket.send_multipart([stage.ticket_of[number], data], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            del stage.chairs[number]
+            del stage.tasks[number]
             self._end_stage(f"the seat of worker {number} cannot be reached: {error}")
 
     # --- workers ---
@@ -335,34 +335,34 @@ class SparkHosts:
     def _place(self, worker: TaskWorker) -> None:
         """Its seat is there: let it begin."""
         stage = worker.stage
-        if stage is None or stage is not self._stage or stage.is_over or worker.number not in stage.chairs:
+        if stage is None or stage is not self._stage or stage.is_over or worker.number not in stage.tasks:
             return
-        worker.heard_s, worker.is_seated = time.monotonic(), True
+        worker.heard_s, worker.has_task = time.monotonic(), True
         for message in (worker.job, *worker.waiting):
             self._write(worker.number, message, worker.worker)
         worker.waiting.clear()
 
     def _relay(self, worker: TaskWorker) -> None:
         """What the cluster has to say to it."""
-        for message in worker.far.receive():
-            if worker.is_seated:
+        for message in worker.relay_end.receive():
+            if worker.has_task:
                 self._write(worker.number, message, worker.worker)
             elif isinstance(message, EndProcess):  # before it has begun
-                worker.far.send(ProcessEnded(None, 0))
+                worker.relay_end.send(ProcessEnded(None, 0))
                 self._drop(worker)
                 return
             else:
                 worker.waiting.append(message)
-        if worker.far.is_dead:
+        if worker.relay_end.is_dead:
             self._drop(worker)
-            if worker.is_seated:  # and the cluster waits no longer for its end: this seat is stuck
+            if worker.has_task:  # and the cluster waits no longer for its end: this seat is stuck
                 self._end_stage(f"the seat of worker {worker.number} does not answer")
 
     def _drop(self, worker: TaskWorker) -> None:
         if self._workers.get(worker.number) is worker:
             del self._workers[worker.number]
-            self._poller.unregister(worker.far.fileno())
-            worker.far.close()
+            self._poller.unregister(worker.relay_end.fileno())
+            worker.relay_end.close()
 
     # --- the stage ---
 
@@ -380,7 +380,7 @@ class SparkHosts:
             if not stage.is_over:
                 context.setJobGroup(self._group, "Headrace: workers", interruptOnCancel=True)
                 rows = sorted((number, ticket) for ticket, number in stage.tickets.items())
-                context.parallelize(rows, len(rows)).barrier().mapPartitions(RunTask(self._invitation)).collect()
+                context.parallelize(rows, len(rows)).barrier().mapPartitions(RunTask(self._stage_info)).collect()
             why = "its tasks have ended"
         except BaseException as error:
             why = gist(error)
@@ -418,7 +418,7 @@ class SparkHosts:
 
     def _abandon(self, stage: Stage) -> None:
         stage.is_over = True  # before the lines go dead: who fell with whom is asked then
-        for number in list(stage.chairs):
+        for number in list(stage.tasks):
             self._write(number, EndProcess(0))
         for worker in list(self._workers.values()):
             if worker.stage is stage:
@@ -441,7 +441,7 @@ class SparkHosts:
     def _give_up(self, why: str) -> None:
         self._hopeless = why
         for worker in self._workers.values():
-            worker.far.send(StartFailed(why))
+            worker.relay_end.send(StartFailed(why))
 
     def _dissolve(self) -> None:
         """The workers are gone: let the tasks end, in peace if they do."""
@@ -456,8 +456,8 @@ class SparkHosts:
                     command = self._commands.get(timeout=0.05)
                     if isinstance(command, StageEnded) and command.stage is stage:
                         return
-                while self._post.poll(0):
-                    self._read(*self._post.recv_multipart())  # one that comes only now
+                while self._socket.poll(0):
+                    self._read(*self._socket.recv_multipart())  # one that comes only now
             if is_patient:
                 self._cancel()
 

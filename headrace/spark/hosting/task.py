@@ -26,11 +26,11 @@ from pyspark import BarrierTaskContext
 
 from headrace.durability.identity import IDENTITY
 from headrace.errors import BadMessage, Unreachable
-from headrace.runtime.pipe import EndProcess, Job, LineMessage, Peer, Peers, ProcessEnded, Ready, StartFailed, StopDiary
+from headrace.runtime.pipe import EndProcess, Job, Peer, Peers, PipeMessage, ProcessEnded, Ready, StartFailed, StopDiary
 from headrace.runtime.process import WorkerProcess
 from headrace.runtime.sockets import Keys
 
-LETTER_BYTES_MAX = 16 << 20
+ENVELOPE_BYTES_MAX = 16 << 20
 WAIT_MS = 200
 GREETING_S_MAX = 15.0  # for the driver's first word
 SILENCE_S_MAX = 30.0  # of the driver, after that: Spark notices sooner if it has died
@@ -52,7 +52,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
     number: int  # from 1, each way
     worker: int = 0  # which incarnation it is from or for; 0: the seat itself
-    message: LineMessage | TaskReady | None = None
+    message: PipeMessage | TaskReady | None = None
 
 
 class StageInfo(NamedTuple):
@@ -65,17 +65,17 @@ class StageInfo(NamedTuple):
 class RunTask:
     """The function of the stage: one seat for the one row of each task."""
 
-    def __init__(self, invitation: StageInfo) -> None:
-        self.invitation = invitation
+    def __init__(self, stage_info: StageInfo) -> None:
+        self.stage_info = stage_info
 
     def __call__(self, rows: Iterable[tuple[int, bytes]]) -> list[None]:
         for number, ticket in rows:
             context = BarrierTaskContext.get()
-            seat = WorkerTask(self.invitation, number, ticket, context, host_of(context))
+            task = WorkerTask(self.stage_info, number, ticket, context, host_of(context))
             try:
-                seat.serve()
+                task.serve()
             finally:
-                seat.close()
+                task.close()
         return []
 
 
@@ -87,36 +87,36 @@ def host_of(context: BarrierTaskContext) -> str:
 
 class WorkerTask:
     def __init__(
-        self, invitation: StageInfo, number: int, ticket: bytes, context: BarrierTaskContext, host: str
+        self, stage_info: StageInfo, number: int, ticket: bytes, context: BarrierTaskContext, host: str
     ) -> None:
-        self.invitation, self.number, self.host, self._context = invitation, number, host, context
+        self.stage_info, self.number, self.host, self._context = stage_info, number, host, context
         self._sent = self._received = 0
         self._worker = 0  # which incarnation this process is
         self._process: WorkerProcess | None = None
         self._ready: Ready | None = None  # it is, but the others do not know yet
-        self._meeting: KeyExchange | None = None
+        self._key_exchange: KeyExchange | None = None
         self._is_over = False
         self._heard_s = time.monotonic()
         self._sockets = zmq.Context()
-        self._post = self._sockets.socket(zmq.DEALER)
-        self._post.setsockopt(zmq.LINGER, 1_000)
-        self._post.setsockopt(zmq.MAXMSGSIZE, LETTER_BYTES_MAX)
-        self._post.setsockopt(zmq.ROUTING_ID, ticket)
+        self._socket = self._sockets.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 1_000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
+        self._socket.setsockopt(zmq.ROUTING_ID, ticket)
         keys = Keys.new()
-        self._post.setsockopt_string(zmq.CURVE_SERVERKEY, invitation.key)
-        self._post.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
-        self._post.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
-        self._post.connect(invitation.endpoint)
+        self._socket.setsockopt_string(zmq.CURVE_SERVERKEY, stage_info.key)
+        self._socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
+        self._socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
+        self._socket.connect(stage_info.endpoint)
         self._poller = zmq.Poller()
-        self._poller.register(self._post, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
         self._decoder = msgspec.json.Decoder(Envelope)
 
     def serve(self) -> None:
         self._write(TaskReady(self.host, os.getpid()), 0)
         while not self._is_over:
             self._poller.poll(WAIT_MS)
-            while not self._is_over and self._post.poll(0):
-                self._read(self._decoder.decode(self._post.recv()))
+            while not self._is_over and self._socket.poll(0):
+                self._read(self._decoder.decode(self._socket.recv()))
             self._attend()
             self._check_driver()
 
@@ -126,22 +126,22 @@ class WorkerTask:
 
     # --- the driver ---
 
-    def _write(self, message: LineMessage | TaskReady | None, worker: int) -> None:
+    def _write(self, message: PipeMessage | TaskReady | None, worker: int) -> None:
         self._sent += 1
-        self._post.send(msgspec.json.encode(Envelope(self._sent, worker, message)))
+        self._socket.send(msgspec.json.encode(Envelope(self._sent, worker, message)))
 
-    def _read(self, letter: Envelope) -> None:
+    def _read(self, envelope: Envelope) -> None:
         self._received += 1
         self._heard_s = time.monotonic()
-        if letter.number != self._received:
+        if envelope.number != self._received:
             raise BadMessage(f"letter {self._received} of the driver is missing: the connection broke")
-        message = letter.message
+        message = envelope.message
         if isinstance(message, Job):
             self._end(0.0)
-            self._start(letter.worker, message)
-        elif isinstance(message, EndProcess) and not letter.worker:
+            self._start(envelope.worker, message)
+        elif isinstance(message, EndProcess) and not envelope.worker:
             self._is_over = True
-        elif letter.worker == self._worker and self._process is not None:
+        elif envelope.worker == self._worker and self._process is not None:
             if isinstance(message, EndProcess):
                 self._end(message.patience_us / 1e6)
             elif isinstance(message, StopDiary):
@@ -153,7 +153,7 @@ class WorkerTask:
         limit_s = SILENCE_S_MAX if self._received else GREETING_S_MAX
         if time.monotonic() - self._heard_s > limit_s:
             raise Unreachable(
-                f"on {self.host} nothing was heard of the driver at {self.invitation.endpoint} for {limit_s:.0f} s: "
+                f"on {self.host} nothing was heard of the driver at {self.stage_info.endpoint} for {limit_s:.0f} s: "
                 "set spark.driver.host to an address that executors reach, and let them through to its ports"
             )
 
@@ -209,18 +209,18 @@ class WorkerTask:
 
     def _has_met(self, process: WorkerProcess) -> bool:
         """Has the exchange of the first workers come to its end? Until then nobody hears that this one is ready."""
-        if self._meeting is None:
-            self._meeting = KeyExchange(self._context, process)
-            self._meeting.start()
-        if self._meeting.error is not None:
-            raise self._meeting.error
-        return self._meeting.is_over
+        if self._key_exchange is None:
+            self._key_exchange = KeyExchange(self._context, process)
+            self._key_exchange.start()
+        if self._key_exchange.error is not None:
+            raise self._key_exchange.error
+        return self._key_exchange.is_over
 
     def _introduce(self, process: WorkerProcess, news: Peers) -> None:
-        if self._meeting is None:
-            process.line.send(news)
+        if self._key_exchange is None:
+            process.pipe.send(news)
         else:
-            self._meeting.pass_on(process, news)
+            self._key_exchange.pass_on(process, news)
 
 
 class KeyExchange(threading.Thread):
@@ -228,7 +228,7 @@ class KeyExchange(threading.Thread):
     where the other is: it does so once it has heard that each knows the other's key."""
 
     def __init__(self, context: BarrierTaskContext, process: WorkerProcess) -> None:
-        super().__init__(name="headrace-meeting", daemon=True)
+        super().__init__(name="headrace-key-exchange", daemon=True)
         self._context, self._process = context, process
         self._lock = threading.Lock()
         self._newer: set[int] = set()  # of whom the driver has told something since
@@ -248,11 +248,11 @@ class KeyExchange(threading.Thread):
 
     def _tell(self, peers: dict[int, Peer]) -> None:
         with self._lock:
-            self._process.line.send(
+            self._process.pipe.send(
                 Peers({number: peer for number, peer in peers.items() if number not in self._newer})
             )
 
     def pass_on(self, process: WorkerProcess, news: Peers) -> None:
         with self._lock:
             self._newer.update(news.peers)
-            process.line.send(news)
+            process.pipe.send(news)

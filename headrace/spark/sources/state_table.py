@@ -109,10 +109,10 @@ class StateSource(DataSource):
         asked = self.asked
         view = asked.view()
         self.moment = asked.moment(view)
-        print = view.print(self.moment)
-        view.check(print)
-        look = InferredTypes(view, self.moment, print, guesses=not asked.is_json)
-        shape = JSON if asked.is_json else declared(print, asked.operator) or look.shape()
+        fingerprint = view.print(self.moment)
+        view.check(fingerprint)
+        look = InferredTypes(view, self.moment, fingerprint, guesses=not asked.is_json)
+        shape = JSON if asked.is_json else declared(fingerprint, asked.operator) or look.shape()
         if asked.key in (column.name for column in shape.columns):
             raise StreamError(
                 f"operator {asked.operator!r} has a field {asked.key!r} already: give the column of the keys another "
@@ -144,9 +144,9 @@ class StateReader(DataSourceReader):
             return [Slice(None, self.keys, None)]
         view = asked.view()
         moment = self.moment or asked.moment(view)
-        print = view.print(moment)
-        view.check(print)
-        scan = view.scan(moment, print)
+        fingerprint = view.print(moment)
+        view.check(fingerprint)
+        scan = view.scan(moment, fingerprint)
         count = asked.partitions or min(max(PARTITIONS_MIN, scan.bytes // PARTITION_BYTES), PARTITIONS_MAX)
         ranges = view.ranges(moment, scan, count, self.keys)
         return [Slice(within, self.keys, moment) for within in ranges] or [Slice((0, -1), [], moment)]
@@ -155,14 +155,14 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, Slice)
         view = self.asked.view()
         moment = partition.moment or view.newest()
-        print = view.print(moment)
-        view.check(print)
+        fingerprint = view.print(moment)
+        view.check(fingerprint)
         target = to_arrow_schema(self.table, timezone="UTC")
-        shape = self._shape(print)
-        for found in view.read(moment, print, partition.within, partition.keys):
+        shape = self._shape(fingerprint)
+        for found in view.read(moment, fingerprint, partition.within, partition.keys):
             yield self._batch(found, shape, target)
 
-    def _shape(self, print: Fingerprint) -> TableShape:
+    def _shape(self, fingerprint: Fingerprint) -> TableShape:
         """By the table's schema, which may be the user's own. A table with the one column `value` is of whole states,
         unless that is what the state's only field is called."""
         target = to_arrow_schema(self.table, timezone="UTC")
@@ -171,7 +171,7 @@ class StateReader(DataSourceReader):
             for field in self.table.fields
             if field.name != self.asked.key
         )
-        known = declared(print, self.asked.operator)
+        known = declared(fingerprint, self.asked.operator)
         if self.asked.is_json:
             return TableShape(tuple(column._replace(is_json=True) for column in columns), False)
         if known is not None:
@@ -247,10 +247,10 @@ def meant_by(value: str) -> list[Any]:
 class InferredTypes:
     """What there is to see where nobody has declared it: types of keys and states."""
 
-    def __init__(self, view: View, moment: EpochEnd, print: Fingerprint, guesses: bool) -> None:
-        self.view, self.moment, self.print = view, moment, print
-        self.guesses = guesses and not print.operators[view.name].state
-        self.scan = view.scan(moment, print)
+    def __init__(self, view: View, moment: EpochEnd, fingerprint: Fingerprint, guesses: bool) -> None:
+        self.view, self.moment, self.fingerprint = view, moment, fingerprint
+        self.guesses = guesses and not fingerprint.operators[view.name].state
+        self.scan = view.scan(moment, fingerprint)
 
     @functools.cached_property
     def kinds(self) -> set[str] | None:
@@ -262,7 +262,7 @@ class InferredTypes:
         """All entities, looked at once."""
         kinds: set[str] = set()
         guess = Guess(self.view.name)
-        for found in self.view.read(self.moment, self.print):
+        for found in self.view.read(self.moment, self.fingerprint):
             for kind, column in found.keys.items():
                 kinds.add("large" if kind == "packed" and has_large(column) else kind)
             if self.guesses:
