@@ -1,14 +1,15 @@
-"""The intake: batches that a source has closed in the store's inbox become submissions, in the order they are closed.
+"""The intake: submits the batches that sources have closed in the store's inbox, in the order in which they were
+closed.
 
-`InboxReader` looks at the inbox, reads what waits, and hands it over; the core logs it and runs it. When a batch is
-final its name is taken away, which is what the source waits for before it goes far ahead. It has no thread; `Intake`
-has one.
+`InboxReader` lists the inbox, reads the waiting batches and submits them; the core logs and runs them. When a batch is
+final, its name is removed; a source waits for that before it gets far ahead. `InboxReader` has no thread; `Intake` has
+one.
 
 Rules:
-1. The rows of a batch that the engine knows are not read: they may be gone.
-2. Only who still has the log refuses a batch: an engine that was replaced has missed the one before, and would delete
-   what its successor is about to take.
-3. A batch that cannot be read is held: its name stays, and why is told. The next start tries again.
+1. The rows of a batch that the engine already knows are not read: they may be gone.
+2. Only the engine that owns the log refuses a batch. An engine that was replaced does not know the batch before, and
+   would delete what its successor is about to take.
+3. A batch that cannot be read is held: its name stays, and the reason is recorded. The next start tries again.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, Stopped, StoreError
 
 LOG = logging.getLogger("headrace.intake")
-BUSY_S = 10.0  # after a batch, more are expected for so long
-BRISK_S, LAZY_S = 0.004, 0.05  # between two looks: when more are expected, and when not
-FAR_S = 0.5  # at a bucket, where a look is a request that costs
+BUSY_S = 10.0  # after a batch, more are expected for this long
+BRISK_S, LAZY_S = 0.004, 0.05  # between two checks: when more batches are expected, and when not
+FAR_S = 0.5  # with a bucket, where each check is a request that costs money
 
 Source = tuple[str, int]
 
 
 class InboxReader:
-    """What is done to the inbox for one engine."""
+    """Reads the inbox for one engine."""
 
     def __init__(
         self,
@@ -58,22 +59,22 @@ class InboxReader:
         last_of: Callable[[str], int],
         check: Callable[[], Any],
     ) -> None:
-        """`last_of(query)` is the last batch that the engine knows, -1 if none; `check()` raises `Stopped` if another
-        engine has the log by now."""
+        """`last_of(query)` returns the last batch that the engine knows, -1 if none; `check()` raises `Stopped` if
+        another engine has taken over the log."""
         self.store, self.admission = store, admission
         self._submit, self._last_of, self._check = submit, last_of, check
         self.batches = self.rows = self.refused = 0  # so far
         self.under_way: set[Source] = set()
-        self._handed: dict[str, int] = {}  # the last batch of each query that was handed over
-        self._unreadable: set[Source] = set()  # since this engine began
-        self._found: set[Source] | None = None  # those that were there with the first look: another may have begun them
+        self._handed: dict[str, int] = {}  # the last submitted batch of each query
+        self._unreadable: set[Source] = set()  # since this engine started
+        self._found: set[Source] | None = None  # batches in the first listing: another engine may have started on them
         with contextlib.suppress(StoreError):
-            for source in held(store) & set(waiting(store)):  # what another could not read may be mended by now
+            for source in held(store) & set(waiting(store)):  # what an earlier engine could not read may be repaired
                 let_go(store, source)
 
     def look(self, done: Callable[[Source, Future[Any]], None]) -> int:
-        """Hand over what waits; `done` is called when a batch is final. Returns how many there were. `Stopped` if the
-        engine takes no more."""
+        """Submit the waiting batches; `done` is called when a batch is final. Returns how many were submitted. Raises
+        `Stopped` if the engine accepts no more."""
         before = self.batches
         sources = waiting(self.store)
         if self._found is None:
@@ -82,12 +83,12 @@ class InboxReader:
             if source not in self.under_way and source not in self._unreadable:
                 try:
                     self._take(source, done)
-                except ObjectMissing:  # another engine has taken it away
+                except ObjectMissing:  # another engine has removed it
                     continue
         return self.batches - before
 
     def finish(self, source: Source, future: Future[Any]) -> None:
-        """What was handed over is final, or refused."""
+        """A submitted batch is final, or refused."""
         self.under_way.discard(source)
         error = future.exception()
         if error is None:
@@ -102,7 +103,7 @@ class InboxReader:
         query, number = source
         last = self._last_before(query)
         if number > last + 1 and self.store.exists(name_of((query, number - 1))):
-            return  # a list may show a batch and not yet the one before it
+            return  # a listing may show a batch before it shows its predecessor
         batch = Batch(query, [], [], [], source=source) if number <= last else self._read(source)
         if batch is None:
             return
@@ -116,12 +117,12 @@ class InboxReader:
         future.add_done_callback(lambda future: done(source, future))
 
     def _last_before(self, query: str) -> int:
-        """The last batch that was taken or handed over. Of a query that the engine has forgotten the store knows it."""
+        """The last batch that was taken or submitted. If the engine has forgotten the query, the store knows."""
         last = max(self._last_of(query), self._handed.get(query, -1))
         return last if last >= 0 else last_taken(self.store, query)
 
     def _read(self, source: Source) -> Batch | None:
-        """None if it is held."""
+        """Read a batch. Returns None if it is held."""
         assert self._found is not None
         try:
             closed = read_closed(self.store, source)
@@ -147,18 +148,18 @@ class InboxReader:
 
 
 class Intake:
-    """A reader, and the thread that makes it look."""
+    """A reader, and the thread that runs it."""
 
     def __init__(self, reader: InboxReader) -> None:
         self.reader = reader
         self._done: queue.SimpleQueue[tuple[Source, Future[Any]] | None] = queue.SimpleQueue()
         self._busy_until_s = 0.0
-        self._is_taking = True  # until the runtime takes no more
+        self._is_taking = True  # until the runtime accepts no more
         self._thread = threading.Thread(target=self._serve, name="headrace-intake", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """After the runtime has finished what was handed over."""
+        """Stop the thread. Call this after the runtime has finished what was submitted."""
         self._done.put(None)
         self._thread.join()
 
@@ -180,7 +181,7 @@ class Intake:
             is_open = self._see_to_done()
 
     def _see_to_done(self) -> bool:
-        """What has become final, within the time between two looks. False if this is the end."""
+        """Handle the batches that became final, until the next check. Returns False at the end."""
         patience_s = LAZY_S if time.monotonic() > self._busy_until_s else BRISK_S
         if not self.reader.store.can_append:
             patience_s = FAR_S
@@ -197,7 +198,7 @@ class Intake:
 
     @contextlib.contextmanager
     def _trying(self) -> Iterator[None]:
-        """What fails is tried again with the next look, as long as the runtime runs."""
+        """What fails is tried again with the next check, as long as the runtime runs."""
         try:
             yield
         except Stopped:

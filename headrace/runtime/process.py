@@ -1,5 +1,5 @@
-"""A worker process of this machine, as its parent sees it: started, heard of, stopped. None outlives its parent, nor a
-kill."""
+"""A worker process on this machine, as its parent sees it: started, monitored, stopped. No worker outlives its parent,
+not even a parent that is killed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HOME = str(Path(__file__).parent.parent.parent)  # the folder that holds the pac
 
 
 class WorkerProcess(Hosted):
-    """The diary of one that is careful is a file without a name."""
+    """A child process of this one. If it `is_careful`, its diary is an unnamed temporary file."""
 
     def __init__(self, job: Job) -> None:
-        self._diary = tempfile.TemporaryFile() if job.is_careful else None  # noqa: SIM115 as long as the process
+        self._diary = tempfile.TemporaryFile() if job.is_careful else None  # noqa: SIM115 open as long as the process
         handed_down = [] if self._diary is None else [self._diary.fileno()]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -58,7 +58,7 @@ class WorkerProcess(Hosted):
         return self._process.poll() is not None
 
     def ask_to_leave(self) -> None:
-        """It ends by itself when the line is closed."""
+        """The worker ends by itself when the pipe is closed."""
         self.pipe.close()
 
     def end(self, patience_s: float = 0.0) -> int | None:
@@ -74,7 +74,7 @@ class WorkerProcess(Hosted):
 
 
 class Processes:
-    """Workers on this machine, as children of this process."""
+    """Hosts workers on this machine, as children of this process."""
 
     host = LOOPBACK
 
@@ -82,7 +82,7 @@ class Processes:
         return WorkerProcess(job)
 
     def check(self, workers: int) -> None:
-        """As many as one likes."""
+        """Any number of workers is allowed."""
 
     def close(self) -> None:
-        """Nothing is left of them."""
+        """There is nothing to release."""
