@@ -1,12 +1,11 @@
-"""The seats of workers on a Spark cluster, seen from the driver: a host of workers (runtime/hosts.py) whose place is
-the tasks of one Spark barrier stage.
+"""Workers in the tasks of one Spark barrier stage, seen from the driver: a host of workers (runtime/hosts.py).
 
-One thread has all of it in hand: it submits the stage, gives the workers that the cluster wants to the seats (seat.py)
-that come, and relays their lines. Rules:
-1. A worker that dies is replaced in its seat. A seat or an executor that dies fails the stage, and Spark does not run
-   that again: so the stage is submitted anew, after a pause that grows, and all workers begin anew in a new term.
-2. Whoever comes has a ticket of the present stage, made for one task; all else is dropped unread. Secret keys never
-   leave the process that made them.
+One thread does it all: it submits the stage, gives the workers that the cluster starts to the tasks (task.py) that
+connect, and relays their pipes. Rules:
+1. A worker that dies is replaced in its task. A task or an executor that dies fails the stage, and Spark does not run
+   it again. So the stage is submitted again, after a growing pause, and all workers start again in a new term.
+2. A task that connects has a ticket of the present stage, made for this task only; everything else is dropped unread.
+   Secret keys never leave the process that made them.
 3. The stage holds one Spark slot for each worker, for as long as the app runs.
 """
 
@@ -35,21 +34,21 @@ from headrace.spark.hosting.slots import CHECK_S, check_settings, check_slots, s
 from headrace.spark.hosting.task import ENVELOPE_BYTES_MAX, Envelope, RunTask, StageInfo, TaskReady
 
 LOG = logging.getLogger("headrace.spark")
-SLOTS_S_MAX = 30.0  # for executors to come when an app starts
-SLOTS_AGAIN_S_MAX = 300.0  # for lost ones to come back
+SLOTS_S_MAX = 30.0  # for executors to start when an app starts
+SLOTS_AGAIN_S_MAX = 300.0  # for lost executors to come back
 SLOTS_WARN_S = 15.0
-AWAIT_S_MAX = 10.0  # for the cluster to start again what fell
+AWAIT_S_MAX = 10.0  # for the cluster to start lost workers again
 PING_S = 1.0
 WAIT_MS = 100
 ENVELOPES_MAX = 256  # read at once
-PAUSE_S, PAUSE_S_MAX, DOUBLED_MAX = 0.2, 30.0, 8  # before a stage is submitted again; it doubles
-STEADY_S = 60.0  # a stage that lived for so long was a good one
-FRUITLESS_MAX = 3  # stages in a row of which no task ever reached the driver
+PAUSE_S, PAUSE_S_MAX, DOUBLED_MAX = 0.2, 30.0, 8  # before a stage is submitted again; it doubles each time
+STEADY_S = 60.0  # a stage that lived this long counts as healthy
+FRUITLESS_MAX = 3  # stages in a row without a task that reached the driver
 CLOSE_S_MAX = 10.0
 
 
 def gist(error: BaseException) -> str:
-    """What a Spark job says when it fails, without the stack traces of both languages."""
+    """The message of a failed Spark job, without the stack traces of both languages."""
     java = getattr(error, "java_exception", None)
     text = str(error) if java is None else str(java.getMessage())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -63,8 +62,8 @@ def gist(error: BaseException) -> str:
 
 
 class TaskWorker(Hosted):
-    """One incarnation of a worker, in a seat or waiting for one. The cluster's thread has one end of its line; the
-    thread of the seats has the other, and sets `stage` and `has_task`."""
+    """One incarnation of a worker, in a task or waiting for one. The cluster's thread has one end of its pipe; the
+    thread of `SparkHosts` has the other (`relay_end`), and sets `stage` and `has_task`."""
 
     def __init__(self, job: Job, worker: int) -> None:
         ours, theirs = socket.socketpair()
@@ -72,7 +71,7 @@ class TaskWorker(Hosted):
         self.job, self.worker, self.relay_end = job, worker, WorkerPipe(theirs)
         self.stage: Stage | None = None
         self.has_task = False
-        self.waiting: list[PipeMessage] = []  # for its seat
+        self.waiting: list[PipeMessage] = []  # for its task
         self._pid = 0
         self._is_leaving = False
         self._ended: ProcessEnded | None = None
@@ -94,7 +93,7 @@ class TaskWorker(Hosted):
         return 0 if self._ended is None else self._ended.last_words
 
     def has_ended(self) -> bool:
-        if self._is_leaving:  # nobody else listens any more; before that, each word is for the cluster
+        if self._is_leaving:  # the cluster does not listen any more; before, each message is for the cluster
             self.listen()
         return self._ended is not None or self.pipe.is_dead
 
@@ -114,7 +113,7 @@ class TaskWorker(Hosted):
         self.pipe.send(EndProcess(int(LEAVE_S_MAX * 1e6)))
 
     def end(self, patience_s: float = 0.0) -> int | None:
-        """Its seat sees to it. A seat that does not say so in time is stuck, and its line is closed."""
+        """Its task ends it. A task that does not confirm this in time is stuck, and the pipe is closed."""
         self._is_leaving = True
         if not self.has_ended():
             self.pipe.send(EndProcess(int(patience_s * 1e6)))
@@ -128,29 +127,29 @@ class TaskWorker(Hosted):
 # --- the stage --------------------------------------------------------------------------------------------------------
 
 
-class TaskSlot:
-    """A seat, as the driver sees it."""
+class ConnectedTask:
+    """A task that has connected to the driver."""
 
     def __init__(self, hello: TaskReady) -> None:
         self.host, self.pid = hello.host, hello.pid
-        self.sent, self.received = 0, 1  # letters
+        self.sent, self.received = 0, 1  # envelopes
 
 
 class Stage:
-    """One submission: a ticket for each worker, and who has come."""
+    """One submission of the stage: a ticket for each worker, and the tasks that have connected."""
 
     def __init__(self, numbers: list[int]) -> None:
         self.tickets = {b"s" + secrets.token_bytes(32): number for number in numbers}
-        self.tasks: dict[int, TaskSlot] = {}
+        self.tasks: dict[int, ConnectedTask] = {}
         self.ticket_of = {number: ticket for ticket, number in self.tickets.items()}
         self.submitted_s = time.monotonic()
-        self.is_over = False  # nothing more is expected of it
+        self.is_over = False  # nothing more is expected from it
         self.was_reached = False
         self.warn_s = self.submitted_s + SLOTS_WARN_S
 
 
 class StageEnded:
-    """The Spark job of a stage has come to its end, and why."""
+    """The Spark job of a stage has ended, and the reason."""
 
     def __init__(self, stage: Stage, why: str, is_hopeless: bool) -> None:
         self.stage, self.why, self.is_hopeless = stage, why, is_hopeless
@@ -168,9 +167,10 @@ class SparkHosts:
         self._commands: queue.SimpleQueue[TaskWorker | StageEnded | None] = queue.SimpleQueue()
         self._started = 0  # workers, so far
         self._workers: dict[int, TaskWorker] = {}  # the newest by number
-        self._awaited = set(range(1, workers + 1))  # those the cluster is about to start
+        self._awaited = set(range(1, workers + 1))  # those that the cluster is about to start
         self._stage: Stage | None = None
-        self._submit_s, self._submit_s_max = 0.0, time.monotonic() + AWAIT_S_MAX  # not before; and with whom there is
+        self._submit_s = 0.0  # submit no stage before this
+        self._submit_s_max = time.monotonic() + AWAIT_S_MAX  # then submit it with the workers there are
         self._failures = self._fruitless = 0  # stages in a row
         self._ping_s = 0.0
         self._is_closing, self._hopeless = False, ""
@@ -191,7 +191,7 @@ class SparkHosts:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_receiver.fileno(), zmq.POLLIN)
-        self._thread = threading.Thread(target=self._serve, name="headrace-spark-stage", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="headrace-spark-hosts", daemon=True)
         self._thread.start()
 
     # --- for the cluster ---
@@ -201,7 +201,7 @@ class SparkHosts:
         store = job.store if job.store is None or "://" in job.store else os.path.abspath(job.store)
         worker = TaskWorker(msgspec.structs.replace(job, path=shipped(job.path), store=store), self._started)
         self._hand_over(worker)
-        if not self._thread.is_alive():  # nobody would ever seat it
+        if not self._thread.is_alive():  # no task would ever get it
             worker.relay_end.send(StartFailed(self._hopeless or "the seats of the workers are closed"))
         return worker
 
@@ -224,7 +224,7 @@ class SparkHosts:
         try:
             while not self._is_closing:
                 self._turn()
-            self._dissolve()
+            self._end_tasks()
         except BaseException as error:
             LOG.exception("the seats of the workers broke")
             self._give_up(f"the seats of the workers broke: {error!r}")
@@ -240,7 +240,7 @@ class SparkHosts:
         if self._wake_receiver.fileno() in ready:
             self._wake_receiver.recv(1 << 16)
         while not self._commands.empty():
-            self._obey(self._commands.get())
+            self._handle(self._commands.get())
         for _ in range(ENVELOPES_MAX):
             if not self._socket.poll(0):
                 break
@@ -248,17 +248,17 @@ class SparkHosts:
         for worker in list(self._workers.values()):
             if worker.relay_end.fileno() in ready:
                 self._relay(worker)
-        self._tend()
+        self._check()
 
-    def _obey(self, command: TaskWorker | StageEnded | None) -> None:
+    def _handle(self, command: TaskWorker | StageEnded | None) -> None:
         if command is None:
             self._is_closing = True
         elif isinstance(command, StageEnded):
-            self._note_over(command)
+            self._note_ended(command)
         else:
             before = self._workers.get(command.number)
             if before is not None:
-                self._relay(before)  # was its seat stuck?
+                self._relay(before)  # was its task stuck?
                 self._drop(before)
             self._workers[command.number] = command
             self._awaited.discard(command.number)
@@ -269,7 +269,7 @@ class SparkHosts:
                 command.stage = self._stage
                 self._place(command)
 
-    def _tend(self) -> None:
+    def _check(self) -> None:
         now_s, stage = time.monotonic(), self._stage
         if stage is None:
             is_due = now_s >= (self._submit_s_max if self._awaited else self._submit_s)
@@ -286,20 +286,20 @@ class SparkHosts:
                 for number in list(stage.tasks):
                     self._write(number, None)
 
-    # --- letters ---
+    # --- envelopes ---
 
     def _read(self, ticket: bytes, *parts: bytes) -> None:
         stage = self._stage
         number = None if stage is None else stage.tickets.get(ticket)
         if stage is None or number is None or len(parts) != 1:
-            return None  # of a stage that was, or a stranger
+            return None  # from an earlier stage, or a stranger
         try:
             envelope = self._decoder.decode(parts[0])
         except msgspec.DecodeError:
             return self._end_stage(f"the seat of worker {number} talks nonsense")
         task, message, worker = stage.tasks.get(number), envelope.message, self._workers.get(number)
         if task is None and isinstance(message, TaskReady):
-            stage.tasks[number], stage.was_reached = TaskSlot(message), True
+            stage.tasks[number], stage.was_reached = ConnectedTask(message), True
             LOG.info("worker %s has a seat on %s", number, message.host)
             self._write(number, EndProcess(0) if stage.is_over else None)
             if worker is not None:
@@ -333,7 +333,7 @@ class SparkHosts:
     # --- workers ---
 
     def _place(self, worker: TaskWorker) -> None:
-        """Its seat is there: let it begin."""
+        """Its task has connected: start the worker."""
         stage = worker.stage
         if stage is None or stage is not self._stage or stage.is_over or worker.number not in stage.tasks:
             return
@@ -343,11 +343,11 @@ class SparkHosts:
         worker.waiting.clear()
 
     def _relay(self, worker: TaskWorker) -> None:
-        """What the cluster has to say to it."""
+        """Pass on what the cluster sends to a worker."""
         for message in worker.relay_end.receive():
             if worker.has_task:
                 self._write(worker.number, message, worker.worker)
-            elif isinstance(message, EndProcess):  # before it has begun
+            elif isinstance(message, EndProcess):  # before the worker has started
                 worker.relay_end.send(ProcessEnded(None, 0))
                 self._drop(worker)
                 return
@@ -355,7 +355,7 @@ class SparkHosts:
                 worker.waiting.append(message)
         if worker.relay_end.is_dead:
             self._drop(worker)
-            if worker.has_task:  # and the cluster waits no longer for its end: this seat is stuck
+            if worker.has_task:  # and the cluster has stopped waiting for its end: the task is stuck
                 self._end_stage(f"the seat of worker {worker.number} does not answer")
 
     def _drop(self, worker: TaskWorker) -> None:
@@ -373,7 +373,7 @@ class SparkHosts:
         threading.Thread(target=self._run, args=(stage,), name="headrace-stage", daemon=True).start()
 
     def _run(self, stage: Stage) -> None:
-        """Its own thread: the Spark job, from its start to its end."""
+        """The Spark job, from its start to its end, in its own thread."""
         context, is_hopeless = self._context, False
         try:
             self._await_slots(stage)
@@ -390,8 +390,8 @@ class SparkHosts:
         self._hand_over(StageEnded(stage, why, is_hopeless))
 
     def _await_slots(self, stage: Stage) -> None:
-        """Those of an executor that was lost come back when Spark has started another one; until there are enough, a
-        barrier stage would be refused."""
+        """Wait for enough slots. Those of a lost executor come back when Spark has started another one; until then
+        Spark would refuse a barrier stage."""
         until_s = stage.submitted_s + SLOTS_AGAIN_S_MAX
         while slots_of(self._context) < len(stage.tickets) and not stage.is_over:
             if time.monotonic() > until_s:
@@ -402,7 +402,7 @@ class SparkHosts:
             time.sleep(CHECK_S)
 
     def _end_stage(self, why: str) -> None:
-        """Nothing more is expected of it. Its job will be over soon, and its workers are lost."""
+        """End the stage. Its job ends soon, and its workers are lost."""
         stage = self._stage
         if stage is None or stage.is_over:
             return
@@ -413,11 +413,11 @@ class SparkHosts:
     def _cancel(self) -> None:
         try:
             self._context.cancelJobGroup(self._group)
-        except Exception as error:  # the session was stopped: the job is over too
+        except Exception as error:  # the session was stopped: the job has ended too
             LOG.warning("the Spark job of the workers could not be cancelled: %s", gist(error))
 
     def _abandon(self, stage: Stage) -> None:
-        stage.is_over = True  # before the lines go dead: who fell with whom is asked then
+        stage.is_over = True  # before the pipes close: the cluster then asks `fell_with`
         for number in list(stage.tasks):
             self._write(number, EndProcess(0))
         for worker in list(self._workers.values()):
@@ -425,7 +425,7 @@ class SparkHosts:
                 self._awaited.add(worker.number)
                 self._drop(worker)
 
-    def _note_over(self, over: StageEnded) -> None:
+    def _note_ended(self, over: StageEnded) -> None:
         stage, now_s = over.stage, time.monotonic()
         if not stage.is_over:
             LOG.warning("the Spark stage of the workers has ended: %s", over.why)
@@ -443,8 +443,8 @@ class SparkHosts:
         for worker in self._workers.values():
             worker.relay_end.send(StartFailed(why))
 
-    def _dissolve(self) -> None:
-        """The workers are gone: let the tasks end, in peace if they do."""
+    def _end_tasks(self) -> None:
+        """The workers have ended: let the tasks end by themselves, or cancel them."""
         stage = self._stage
         if stage is None:
             return
@@ -457,14 +457,14 @@ class SparkHosts:
                     if isinstance(command, StageEnded) and command.stage is stage:
                         return
                 while self._socket.poll(0):
-                    self._read(*self._socket.recv_multipart())  # one that comes only now
+                    self._read(*self._socket.recv_multipart())  # a task that connects only now
             if is_patient:
                 self._cancel()
 
 
 def shipped(path: list[str]) -> list[str]:
-    """Where this Python looks for modules, for another machine: without what belongs to its installation, of which the
-    other one has its own."""
+    """This Python's module search path, for another machine: without its installation, since the other machine has its
+    own."""
     installed = [Path(place) for place in sysconfig.get_paths().values()]
     places = [Path(place or os.getcwd()).resolve() for place in path]
     return [

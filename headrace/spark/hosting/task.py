@@ -1,13 +1,13 @@
-"""The seat of a worker: what one task of the Spark stage does, on the executor's machine.
+"""What one task of the Spark stage does, on the executor's machine: it runs one worker process after the other.
 
-It runs one worker process after the other for the cluster in the driver, as process.py does it there, and relays the
-line between the two. The worker is a process of its own, not the task's: so it has our hash seed, may be killed with
-all that it started, leaves its last words, and is replaced without another Spark stage. Rules:
-1. A seat is known by its ticket, which only its task was given. It reaches the driver by the key and the address that
-   came with the task, and only who holds that key's secret can answer.
-2. Letters are numbered. One that is missing ends the seat, and with it the stage: a line loses nothing.
-3. The first workers of a stage find each other by the barrier's own exchange; news after that come from the driver.
-4. Nobody stays: the worker ends with its seat (the kernel sees to it), the seat when the driver is silent.
+It does so for the cluster in the driver, as process.py does it there, and relays the pipe between the two. The worker
+is a separate process, not the task's own: so it has our hash seed, can be killed with everything that it started,
+leaves its diary, and is replaced without another Spark stage. Rules:
+1. A task is identified by its ticket, which only this task was given. It reaches the driver with the key and the
+   address that came with the task, and only the holder of that key's secret can answer.
+2. Envelopes are numbered. A missing one ends the task, and with it the stage: a relayed pipe loses nothing.
+3. The first workers of a stage exchange their keys through the barrier; later changes come from the driver.
+4. Nothing is left running: the worker ends with its task (by the kernel), the task when the driver is silent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headrace.runtime.sockets import Keys
 
 ENVELOPE_BYTES_MAX = 16 << 20
 WAIT_MS = 200
-GREETING_S_MAX = 15.0  # for the driver's first word
+GREETING_S_MAX = 15.0  # for the first message from the driver
 SILENCE_S_MAX = 30.0  # of the driver, after that: Spark notices sooner if it has died
 ADVICE = (
     "An app must be importable where Spark's executors run: install it there, keep it in a folder that they share with "
@@ -41,29 +41,29 @@ ADVICE = (
 
 
 class TaskReady(msgspec.Struct, frozen=True, tag="hello"):
-    """The seat is there."""
+    """The task has connected."""
 
     host: str
     pid: int
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What goes between a seat and the driver. Without a message it says that its sender lives."""
+    """A message between a task and the driver. Without a message it only says that its sender is alive."""
 
     number: int  # from 1, each way
-    worker: int = 0  # which incarnation it is from or for; 0: the seat itself
+    worker: int = 0  # the incarnation that it is from or for; 0: the task itself
     message: PipeMessage | TaskReady | None = None
 
 
 class StageInfo(NamedTuple):
-    """What every task of the stage is told."""
+    """What every task of the stage gets."""
 
     endpoint: str  # of the driver
     key: str  # its public key
 
 
 class RunTask:
-    """The function of the stage: one seat for the one row of each task."""
+    """The function of the stage: runs the task for its one row."""
 
     def __init__(self, stage_info: StageInfo) -> None:
         self.stage_info = stage_info
@@ -80,7 +80,7 @@ class RunTask:
 
 
 def host_of(context: BarrierTaskContext) -> str:
-    """The name under which Spark reaches this task's executor, so that other executors do too."""
+    """The name by which Spark reaches this task's executor, so that other executors can too."""
     address = context.getTaskInfos()[context.partitionId()].address
     return address.rpartition(":")[0] or address
 
@@ -91,9 +91,9 @@ class WorkerTask:
     ) -> None:
         self.stage_info, self.number, self.host, self._context = stage_info, number, host, context
         self._sent = self._received = 0
-        self._worker = 0  # which incarnation this process is
+        self._worker = 0  # the incarnation of the current process
         self._process: WorkerProcess | None = None
-        self._ready: Ready | None = None  # it is, but the others do not know yet
+        self._ready: Ready | None = None  # it is ready, but the driver does not know yet
         self._key_exchange: KeyExchange | None = None
         self._is_over = False
         self._heard_s = time.monotonic()
@@ -117,7 +117,7 @@ class WorkerTask:
             self._poller.poll(WAIT_MS)
             while not self._is_over and self._socket.poll(0):
                 self._read(self._decoder.decode(self._socket.recv()))
-            self._attend()
+            self._check_worker()
             self._check_driver()
 
     def close(self) -> None:
@@ -172,8 +172,8 @@ class WorkerTask:
         self._process = WorkerProcess(msgspec.structs.replace(job, path=path, host=self.host))
         self._poller.register(self._process.fd, zmq.POLLIN)
 
-    def _attend(self) -> None:
-        """See what the worker said, and whether it lives."""
+    def _check_worker(self) -> None:
+        """Read the worker's messages, and check whether it is alive."""
         process = self._process
         if process is None:
             return
@@ -199,16 +199,16 @@ class WorkerTask:
         if process is None:
             return
         self._poller.unregister(process.fd)
-        for message in process.listen():  # its last words may be why
+        for message in process.listen():  # the last ones may say why it ended
             if isinstance(message, StartFailed):
                 self._write(StartFailed(self._advised(message.error)), self._worker)
         code = process.end(patience_s)
         self._write(ProcessEnded(code, process.last_words()), self._worker)
 
-    # --- the others ---
+    # --- the peers ---
 
     def _has_met(self, process: WorkerProcess) -> bool:
-        """Has the exchange of the first workers come to its end? Until then nobody hears that this one is ready."""
+        """Whether the key exchange of the first workers is over. Until then this worker is not reported as ready."""
         if self._key_exchange is None:
             self._key_exchange = KeyExchange(self._context, process)
             self._key_exchange.start()
@@ -224,14 +224,14 @@ class WorkerTask:
 
 
 class KeyExchange(threading.Thread):
-    """The barrier's exchange, once per stage: each tells all which key its worker has. Two connect when the driver says
-    where the other is: it does so once it has heard that each knows the other's key."""
+    """The key exchange through the barrier, once per stage: each task sends its worker's key to all. Two workers
+    connect when the driver sends them each other's address, which it does once each knows the other's key."""
 
     def __init__(self, context: BarrierTaskContext, process: WorkerProcess) -> None:
         super().__init__(name="headrace-key-exchange", daemon=True)
         self._context, self._process = context, process
         self._lock = threading.Lock()
-        self._newer: set[int] = set()  # of whom the driver has told something since
+        self._newer: set[int] = set()  # peers of which the driver has sent something since
         self.is_over = False
         self.error: BaseException | None = None
 
