@@ -69,7 +69,7 @@ def rows_due(rate: DueRows, now_s: float) -> int:
 def transfers(first: int, stop: int, keys: int) -> tuple[Any, Any]:
     """The debtors and creditors of these rows: two different accounts, each equally likely."""
     numbers = mixed(np.arange(first, stop, dtype=np.uint64))
-    src = ((numbers >> BITS) * np.uint64(keys)) >> BITS  # of 32 bits a part, without a division
+    src = ((numbers >> BITS) * np.uint64(keys)) >> BITS  # 32 bits each, without a division
     dst = src + np.uint64(1) + (((numbers & LOW) * np.uint64(keys - 1)) >> BITS)
     dst -= (dst >= keys) * np.uint64(keys)
     return src.view(np.int64), dst.view(np.int64)

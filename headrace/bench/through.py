@@ -1,4 +1,4 @@
-"""YCSB-T through Spark: the highest rate of transfers, each a durable transaction, whose replies are back in a second.
+"""YCSB-T through Spark: the highest rate of transfers, each a durable transaction, with replies within a second.
 
 spark_stream.py has the stream and measures its rows. The highest rate is found by search. The naive loop, which a Spark
 user would write by hand, gets the same rows in the same run. It stores nothing, sends no replies, and loses all state
@@ -25,18 +25,18 @@ from headrace.config import Config
 
 WANTED_PER_S, WANTED_P99_MS, WANTED_RATIO, WANTED_FIXED_MS = 100_000, 1_000, 1 / 6, 250
 WARM_UP_PER_S, TINY_PER_S = 100_000, 200
-SETTLE_S, AFTER_S = 2.0, 1.0  # at a new rate, before rows count; and after the last that does
-STEP, STEPS_MAX, NEAR = 1.3, 7, 0.06  # of the search: how far apart, how many, and when it is near enough
+SETTLE_S, AFTER_S = 2.0, 1.0  # at a new rate, before rows count; and after the last one that does
+STEP, STEPS_MAX, NEAR = 1.3, 7, 0.06  # of the search: how far apart, how many, and when it is close enough
 NAIVE_ROWS, NAIVE_BATCHES, NAIVE_WARM = 200_000, 12, 4
 PATIENCE_S = 120.0
 
 SETTINGS = {"spark_driver_memory": "1g", "spark_sql_streaming_numRecentProgressUpdates": "2000"}
-# A JVM that lives for minutes on few cores: its second compiler and its second collector cost more than they bring.
+# A JVM that lives for minutes on few cores: its second compiler and its second collector cost more than they gain.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Durations(NamedTuple):
-    """How long all takes."""
+    """How long the parts of the benchmark take."""
 
     seconds: float = 8.0  # at each rate
     warm_up_s: float = 20.0  # a JVM is slow at first
@@ -52,13 +52,13 @@ class Durations(NamedTuple):
 
 class Tried(NamedTuple):
     per_s: float
-    window: Window | None  # None: it was left far behind
+    window: Window | None  # None: it fell far behind
     cores: dict[str, float]
     batch_rows: float
 
     @property
     def is_good(self) -> bool:
-        """In time, and as much comes out as goes in."""
+        """In time, and the output keeps up with the input."""
         return self.window is not None and self.window.p99_ms < WANTED_P99_MS
 
 
@@ -70,7 +70,7 @@ def through(
     spark: Any = None,
     config: Config | None = None,
 ) -> dict[str, Any]:
-    """The whole benchmark, in a session of its own unless one is given."""
+    """The whole benchmark, in its own session unless one is given."""
     from headrace.spark import session
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -119,7 +119,7 @@ def measure(
         "fsync": True,
         "changes": False,
         "file_system": file_system(folder),
-        "in_time": best.is_good,  # whether any rate was; if not, the figures are those of the lowest that was tried
+        "in_time": best.is_good,  # whether any rate was; if not, the figures are those of the lowest rate
         "rate_per_s": round(best.per_s),
         "committed_per_s": 0 if window is None else round(window.per_s),
         "latency_of": "a row, from when it is due to the end of the micro-batch that delivers its reply",
@@ -139,7 +139,7 @@ def measure(
 
 
 def of_tiny(stream: StreamUnderTest, plan: Durations) -> tuple[Window | None, float, float]:
-    """Micro-batches of next to no rows: what each costs that does not depend on them, in both queries."""
+    """Micro-batches with almost no rows: the fixed cost of each, in both queries."""
     before = [len(each.look()) for each in (stream.calls, stream.replies)]
     window = stream.run(TINY_PER_S, plan.tiny_s)
     costs = [
@@ -159,7 +159,7 @@ def at_rate(stream: StreamUnderTest, per_s: float, seconds: float) -> Tried:
 
 
 def search(attempt: Callable[[float], bool], first: float, steps_max: int) -> float:
-    """The highest rate that is good, as near as a few attempts come; 0 if none was."""
+    """The highest rate that is good, as close as a few attempts get; 0 if there is none."""
     good, bad, rate = 0.0, math.inf, first
     for _ in range(steps_max):
         if attempt(rate):
@@ -177,7 +177,7 @@ def search(attempt: Callable[[float], bool], first: float, steps_max: int) -> fl
 
 
 def naive(spark: Any, folder: Path, keys: int, rows: int) -> float:
-    """Rows per second of the loop over a dict."""
+    """The rate of the loop over a dict, in rows per second."""
     from headrace.spark.sources.paced import PacedSource
 
     folder.mkdir()
