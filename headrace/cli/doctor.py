@@ -56,7 +56,7 @@ def archive(warm: bool) -> str:
         raise MissingOptional(
             "Spark could start in 60% of the time: headrace doctor --warm (takes a minute, and 200 MB)"
         )
-    return f"Spark's classes are at hand in {archive.place(home)}"
+    return f"Spark's classes are at hand in {class_archive.place(home)}"
 
 
 def kafka(install: bool) -> str:

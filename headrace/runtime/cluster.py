@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headrace.cluster")
 CHECK_S_MAX = 0.2  # how often the workers are checked
 START_SILENCE_US_MAX = 10_000_000  # for a worker until its first heartbeat; while it loads its app, it sends them
-DEATHS_TO_CARE = 2  # in a row, with no transaction done in between: from then on workers record what they run
+DEATHS_TO_DIARY = 2  # in a row, with no transaction done in between: from then on workers record what they run
 DEATHS_MAX = 10  # likewise: then a transaction is not the cause
 FORGIVEN_S = 600.0  # deaths that are further apart do not count as in a row
 
@@ -164,7 +164,7 @@ class Cluster(Driver):
         if asked is not None:
             future, question = asked
             if future is None:
-                self._hear(question)
+                self._handle_report(question)
             else:
                 self._step(question(future))
         return is_open
@@ -205,11 +205,11 @@ class Cluster(Driver):
         with contextlib.suppress(OSError):  # it has been woken often enough, or has ended
             self._wake_sender.send(b"!")
 
-    def _let_go(self) -> None:
+    def _clean_up(self) -> None:
         self._started.set()
         leaving = [*self._workers.values(), *(worker for _, worker in self._leaving)]
         for worker in leaving:
-            worker.ask_to_leave()
+            worker.request_stop()
         until_s = time.monotonic() + LEAVE_S_MAX
         for worker in leaving:
             worker.end(max(0.0, until_s - time.monotonic()))
@@ -247,7 +247,7 @@ class Cluster(Driver):
             path=sys.path,
             coordinator=self._peer,
             store=self.store_url if self.engine.names_rows else None,
-            is_careful=self._deaths >= DEATHS_TO_CARE,
+            keeps_diary=self._deaths >= DEATHS_TO_DIARY,
         )
         worker = self._workers[number] = self._hosts.start(job)
         self._network.watch(worker.fd)
@@ -255,7 +255,7 @@ class Cluster(Driver):
     def _stop(self, number: int) -> None:
         worker = self._dismiss(number)
         if worker is not None:
-            worker.ask_to_leave()
+            worker.request_stop()
             self._leaving.append((time.monotonic() + LEAVE_S_MAX, worker))
 
     def _dismiss(self, number: int) -> Hosted | None:
@@ -275,7 +275,7 @@ class Cluster(Driver):
                 kind = Stopped if self._started.is_set() else ModelError
                 raise kind(f"worker {worker.number} could not start: {message.error}")
             if isinstance(message, Ready):  # it listens, and has known our key from the start
-                self._network.meet(worker.number, worker.key, worker.endpoint)
+                self._network.add_node(worker.number, worker.key, worker.endpoint)
                 worker.pipe.send(Peers({0: self._peer}))
             if isinstance(message, Ready | PeersReached) and worker.is_ready:
                 self._introduce(worker)
@@ -285,15 +285,15 @@ class Cluster(Driver):
         key, so no worker is refused as a stranger, however late the messages arrive."""
         for other in self._workers.values():
             if other is not worker and other.is_ready:
-                other.hear_of(worker)
-                worker.hear_of(other)
+                other.add_peer(worker)
+                worker.add_peer(other)
 
     def _is_linked(self) -> bool:
         """Whether every worker and the coordinator have reached each other."""
         workers = self._workers.values()
         keys = {worker.key for worker in workers}
         return keys <= self._network.linked and all(
-            keys - {worker.key} | {self._peer.key} <= worker.met.linked for worker in workers
+            keys - {worker.key} | {self._peer.key} <= worker.reached.linked for worker in workers
         )
 
     def _check(self) -> None:
@@ -315,8 +315,8 @@ class Cluster(Driver):
         for until_s, worker in self._leaving:
             if now_s >= until_s or worker.is_gone():
                 worker.end()
-        if any(worker.is_careful for worker in self._workers.values()):
-            self._relax()
+        if any(worker.keeps_diary for worker in self._workers.values()):
+            self._stop_diaries()
         self._leaving = [(until_s, worker) for until_s, worker in self._leaving if not worker.has_ended()]
 
     def _lose(self, worker: Hosted, why: str, event: Lost | Overran | None = None) -> None:
@@ -330,30 +330,30 @@ class Cluster(Driver):
         if self._deaths >= DEATHS_MAX:
             raise Stopped(f"workers died {DEATHS_MAX} times and nothing got done; the last: {why}, exit code {code}")
         for other in list(self._workers.values()):
-            if worker.fell_with(other):  # replace it now: the loss starts a new term anyway
+            if worker.lost_with(other):  # replace it now: the loss starts a new term anyway
                 self._start(other.number)
         self._step(event or self._explain(worker))
 
     def _explain(self, worker: Hosted) -> Lost | Overran:
         """A worker that dies twice in the same transaction dies of it: a crash, memory exhausted, C code that never
         ends. A single death may be a coincidence."""
-        tid = worker.last_words()
+        tid = worker.last_tid()
         if not tid:
             return Lost(worker.number)
         self._blamed[tid] = self._blamed.get(tid, 0) + 1
         if self._blamed[tid] == 1:
             return Lost(worker.number)
-        self._deaths = DEATHS_TO_CARE
+        self._deaths = DEATHS_TO_DIARY
         return Overran(worker.number, tid)
 
-    def _relax(self) -> None:
+    def _stop_diaries(self) -> None:
         """Once the epochs that were running at the last death are done, workers need not record what they run any
         more."""
         under_way = self.config.epochs_in_flight_max * self.config.epoch_transactions_max
         if not self._unanswered or self._done() >= self._done_at_death + under_way:
             self._blamed.clear()
             for worker in self._workers.values():
-                worker.relax()
+                worker.stop_diary()
 
     def _done(self) -> int:
         return self.engine.committed + self.engine.aborted

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from headrace.durability.store import Store
     from headrace.runtime.intake import Intake
 
-Handed = tuple[Future[Any] | None, Any]  # without a future it is a report from the keeper
+InboxItem = tuple[Future[Any] | None, Any]  # without a future it is a report from the keeper
 GATHER_MAX = 1_000  # batches taken into one step
 PATIENCE_S_MAX = 3_600.0
 DRAIN_S = 0.005  # between two checks
@@ -64,7 +64,7 @@ class Driver(ABC):
         self.engine = core  # for clients: its `program` knows the functions and the values
         self.admission = Admission(core.program)
         self.client = LocalClient(self)
-        self._inbox: queue.SimpleQueue[Handed | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[InboxItem | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._pending = 0
         self._unanswered: dict[Future[Any], None] = {}
@@ -210,10 +210,10 @@ class Driver(ABC):
     def _wake(self) -> None:  # noqa: B027 most subclasses need neither of these two
         """Something was put into the inbox: wake the thread if it waits elsewhere."""
 
-    def _let_go(self) -> None:  # noqa: B027
+    def _clean_up(self) -> None:  # noqa: B027
         """The thread ends, normally or with an error: release its resources."""
 
-    def _hear(self, news: Any) -> None:
+    def _handle_report(self, news: Any) -> None:
         """Handle a report from the keeper."""
         if isinstance(news, Broken):
             raise news.error
@@ -255,10 +255,10 @@ class Driver(ABC):
         """Raises `Stopped` if another engine has taken over the log."""
         self._ask(lambda token: Read(token, ""))  # of no operator: answered once the log is known to be still ours
 
-    def _gather(self, item: Handed | None) -> tuple[list[Handed], Handed | None, bool]:
+    def _gather(self, item: InboxItem | None) -> tuple[list[InboxItem], InboxItem | None, bool]:
         """Collect the waiting batches from this item on. Returns them, the question behind them if there is one, and
         whether the runtime is still open."""
-        batches: list[Handed] = []
+        batches: list[InboxItem] = []
         while item is not None:
             if item[0] is not None:
                 self._unanswered[item[0]] = None
@@ -340,7 +340,7 @@ class Driver(ABC):
             self._broken = error
         finally:
             try:
-                self._let_go()
+                self._clean_up()
                 self._externals.close()
                 if self._keeper is not None:
                     self._keeper.close()

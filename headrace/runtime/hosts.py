@@ -18,16 +18,16 @@ REAP_S_MAX = 5.0  # for a process that was killed
 
 
 class Hosted(ABC):
-    """One incarnation of a worker. When the pipe closes, the worker counts as dead. One that `is_careful` keeps a
+    """One incarnation of a worker. When the pipe closes, the worker counts as dead. One that `keeps_diary` keeps a
     diary: the TID of the function that it is about to run. The diary outlives the worker."""
 
-    def __init__(self, number: int, pipe: WorkerPipe, is_careful: bool) -> None:
+    def __init__(self, number: int, pipe: WorkerPipe, keeps_diary: bool) -> None:
         self.number, self.pipe, self.fd = number, pipe, pipe.fileno()
         self.key = ""  # this and the endpoint are known once it is ready
         self.endpoint: str | None = None
-        self.met = PeersReached()
+        self.reached = PeersReached()
         self._told: dict[int, Peer] = {}  # what this worker knows of the others
-        self.is_careful = is_careful
+        self.keeps_diary = keeps_diary
         self.heartbeat = Heartbeat(0, 0, Counts())
         self.heard_s = time.monotonic()
 
@@ -45,12 +45,12 @@ class Hosted(ABC):
             elif isinstance(message, Ready):
                 self.endpoint, self.key = message.endpoint, message.key
             elif isinstance(message, PeersReached):
-                self.met = message
+                self.reached = message
         return messages
 
-    def hear_of(self, other: Hosted) -> None:
+    def add_peer(self, other: Hosted) -> None:
         """Tell this worker the other's key and, once the other knows this one's key, the other's address."""
-        peer = Peer(other.key, other.endpoint if self.key in other.met.known else None)
+        peer = Peer(other.key, other.endpoint if self.key in other.reached.known else None)
         if self._told.get(other.number) != peer:
             self._told[other.number] = peer
             self.pipe.send(Peers({other.number: peer}))
@@ -65,13 +65,13 @@ class Hosted(ABC):
     def is_silent(self, silence_us_max: int) -> bool:
         return (time.monotonic() - self.heard_s) * 1e6 > silence_us_max
 
-    def relax(self) -> None:
+    def stop_diary(self) -> None:
         """The worker need not keep a diary any more."""
-        if self.is_careful:
-            self.is_careful = False
+        if self.keeps_diary:
+            self.keeps_diary = False
             self.pipe.send(StopDiary())
 
-    def fell_with(self, other: Hosted) -> bool:
+    def lost_with(self, other: Hosted) -> bool:
         """Whether one failure of their host ended both. Then neither is to blame."""
         return False
 
@@ -81,14 +81,14 @@ class Hosted(ABC):
         """The id of its process, wherever that runs; 0 while it is not known."""
 
     @abstractmethod
-    def last_words(self) -> int:
+    def last_tid(self) -> int:
         """The TID of the function that it ran when it died; 0 if none or not known."""
 
     @abstractmethod
     def has_ended(self) -> bool: ...
 
     @abstractmethod
-    def ask_to_leave(self) -> None:
+    def request_stop(self) -> None:
         """Let it end by itself, soon."""
 
     @abstractmethod

@@ -75,7 +75,7 @@ class Runtime(Driver):
         if asked is not None:
             future, question = asked
             if future is None:
-                self._hear(question)
+                self._handle_report(question)
             else:
                 self._step(question(future))
         return is_open

@@ -42,8 +42,8 @@ from headrace.errors import LogBroken, ObjectMissing, Stopped, StoreError
 
 LOG = logging.getLogger("headrace.intake")
 BUSY_S = 10.0  # after a batch, more are expected for this long
-BRISK_S, LAZY_S = 0.004, 0.05  # between two checks: when more batches are expected, and when not
-FAR_S = 0.5  # with a bucket, where each check is a request that costs money
+BUSY_LOOK_S, IDLE_LOOK_S = 0.004, 0.05  # between two checks: when more batches are expected, and when not
+BUCKET_LOOK_S = 0.5  # with a bucket, where each check is a request that costs money
 
 Source = tuple[str, int]
 
@@ -65,9 +65,9 @@ class InboxReader:
         self._submit, self._last_of, self._check = submit, last_of, check
         self.batches = self.rows = self.refused = 0  # so far
         self.under_way: set[Source] = set()
-        self._handed: dict[str, int] = {}  # the last submitted batch of each query
+        self._submitted: dict[str, int] = {}  # the last submitted batch of each query
         self._unreadable: set[Source] = set()  # since this engine started
-        self._found: set[Source] | None = None  # batches in the first listing: another engine may have started on them
+        self._first_listing: set[Source] | None = None  # another engine may have started on these batches
         with contextlib.suppress(StoreError):
             for source in held(store) & set(waiting(store)):  # what an earlier engine could not read may be repaired
                 let_go(store, source)
@@ -77,8 +77,8 @@ class InboxReader:
         `Stopped` if the engine accepts no more."""
         before = self.batches
         sources = waiting(self.store)
-        if self._found is None:
-            self._found = set(sources)
+        if self._first_listing is None:
+            self._first_listing = set(sources)
         for source in sources:
             if source not in self.under_way and source not in self._unreadable:
                 try:
@@ -94,7 +94,7 @@ class InboxReader:
         if error is None:
             take_away(self.store, source)
         elif not isinstance(error, Stopped):
-            self._handed.pop(source[0], None)
+            self._submitted.pop(source[0], None)
             self._check()
             refuse(self.store, source, str(error))
             LOG.warning("batch %s of query %s is refused: %s", source[1], source[0], error)
@@ -110,7 +110,7 @@ class InboxReader:
         batch.after = last
         future = self._submit(batch)
         self.under_way.add(source)
-        self._handed[query] = max(last, number)
+        self._submitted[query] = max(last, number)
         self.batches += 1
         self.rows += len(batch)
         self.refused += len(batch.refused)
@@ -118,16 +118,16 @@ class InboxReader:
 
     def _last_before(self, query: str) -> int:
         """The last batch that was taken or submitted. If the engine has forgotten the query, the store knows."""
-        last = max(self._last_of(query), self._handed.get(query, -1))
+        last = max(self._last_of(query), self._submitted.get(query, -1))
         return last if last >= 0 else last_taken(self.store, query)
 
     def _read(self, source: Source) -> Batch | None:
         """Read a batch. Returns None if it is held."""
-        assert self._found is not None
+        assert self._first_listing is not None
         try:
             closed = read_closed(self.store, source)
             batch = read_calls(self.store, closed, self.admission)
-            keep_dead(self.store, closed, batch, source in self._found)
+            keep_dead(self.store, closed, batch, source in self._first_listing)
         except LogBroken as error:
             self._hold(source, error)
             return None
@@ -154,7 +154,7 @@ class Intake:
         self.reader = reader
         self._done: queue.SimpleQueue[tuple[Source, Future[Any]] | None] = queue.SimpleQueue()
         self._busy_until_s = 0.0
-        self._is_taking = True  # until the runtime accepts no more
+        self._is_accepting = True  # until the runtime accepts no more
         self._thread = threading.Thread(target=self._serve, name="headrace-intake", daemon=True)
         self._thread.start()
 
@@ -175,16 +175,16 @@ class Intake:
     def _serve(self) -> None:
         is_open = True
         while is_open:
-            with self._trying():
-                if self._is_taking and self.reader.look(lambda *item: self._done.put(item)):
+            with self._retrying():
+                if self._is_accepting and self.reader.look(lambda *item: self._done.put(item)):
                     self._busy_until_s = time.monotonic() + BUSY_S
-            is_open = self._see_to_done()
+            is_open = self._finish_done()
 
-    def _see_to_done(self) -> bool:
+    def _finish_done(self) -> bool:
         """Handle the batches that became final, until the next check. Returns False at the end."""
-        patience_s = LAZY_S if time.monotonic() > self._busy_until_s else BRISK_S
+        patience_s = IDLE_LOOK_S if time.monotonic() > self._busy_until_s else BUSY_LOOK_S
         if not self.reader.store.can_append:
-            patience_s = FAR_S
+            patience_s = BUCKET_LOOK_S
         until_s = time.monotonic() + patience_s
         while True:
             try:
@@ -193,15 +193,15 @@ class Intake:
                 return True
             if item is None:
                 return False
-            with self._trying():
+            with self._retrying():
                 self.reader.finish(*item)
 
     @contextlib.contextmanager
-    def _trying(self) -> Iterator[None]:
+    def _retrying(self) -> Iterator[None]:
         """What fails is tried again with the next check, as long as the runtime runs."""
         try:
             yield
         except Stopped:
-            self._is_taking = False
+            self._is_accepting = False
         except StoreError as error:
             LOG.warning("the inbox of %s cannot be used, and will be tried again: %s", self.reader.store.url, error)

@@ -55,7 +55,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     store: str | None = None  # where the rows are that an epoch names instead of holding
     host: str = LOOPBACK  # where it listens, and the name by which others reach it
     parent_pid: int = 0
-    is_careful: bool = False  # it keeps a diary of what it is about to run: slow
+    keeps_diary: bool = False  # it keeps a diary of what it is about to run: slow
     diary_fd: int | None = None
 
 
@@ -108,7 +108,7 @@ class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
     """The process has ended: its exit code, and the last TID in its diary."""
 
     code: int | None
-    last_words: int
+    last_tid: int
 
 
 PipeMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded

@@ -82,14 +82,14 @@ class Network:
         self.sent = self.sent_bytes = self.refused = self.strangers = self.dropped = 0
         self._nodes: dict[str, int] = {}  # public key -> node
         self.linked: set[str] = set()  # the keys of the nodes that were accepted
-        self.has_news = False  # to be reported: a node has become known or linked
+        self.links_changed = False  # to be reported: a node has become known or linked
         self._pushes: dict[int, zmq.Socket[bytes]] = {}
         self._kept: dict[int, dict[tuple[int, int], bytes]] = {}  # node -> frames by term and sequence, in their order
         self._full: set[int] = set()  # connected peers for which frames are kept
         self._context = zmq.Context()
         self._poller = zmq.Poller()
-        self._gate = self._context.socket(zmq.REP)  # libzmq asks here whether to accept a key (ZAP, RFC 27)
-        self._gate.bind("inproc://zeromq.zap.01")
+        self._zap = self._context.socket(zmq.REP)  # libzmq asks here whether to accept a key (ZAP, RFC 27)
+        self._zap.bind("inproc://zeromq.zap.01")
         self._pull = self._context.socket(zmq.PULL)
         self._pull.setsockopt(zmq.LINGER, 0)
         self._pull.setsockopt(zmq.RCVHWM, QUEUE_FRAMES_MAX)
@@ -98,12 +98,12 @@ class Network:
         self._pull.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
         self._pull.setsockopt(zmq.ZAP_DOMAIN, b"headrace")
         self.endpoint = bind(self._pull, host)
-        for each in (self._gate, self._pull):
+        for each in (self._zap, self._pull):
             self._poller.register(each, zmq.POLLIN)
 
     # --- the address book ---
 
-    def meet(self, node: int, key: str, endpoint: str | None) -> None:
+    def add_node(self, node: int, key: str, endpoint: str | None) -> None:
         """Add a node with its key and address. With None, the address follows later. Frames for a node that is not in
         the address book yet are kept. If the node had another key before, they were for its predecessor and are
         dropped."""
@@ -111,7 +111,7 @@ class Network:
             if node in self._nodes.values():
                 self.forget(node)
             self._nodes[key] = node
-            self.has_news = True
+            self.links_changed = True
         if endpoint is None or node in self._pushes:
             return
         push = self._context.socket(zmq.PUSH)
@@ -127,13 +127,13 @@ class Network:
         self._push_kept(node)
 
     def forget(self, node: int) -> None:
-        """Exchange no more frames with this node until `meet` is called again."""
+        """Exchange no more frames with this node until `add_node` is called again."""
         self._nodes = {key: known for key, known in self._nodes.items() if known != node}
         self.linked &= self.known
         self._kept.pop(node, None)
         push = self._pushes.pop(node, None)
         if push is not None:
-            self._relax(node, push)
+            self._unmark_full(node, push)
             push.close(0)
 
     @property
@@ -203,8 +203,8 @@ class Network:
         for what, _ in self._poller.poll(timeout_ms):
             if isinstance(what, int):
                 ready.add(what)
-            elif what is self._gate:
-                self._judge()
+            elif what is self._zap:
+                self._authenticate()
         for node in sorted(self._full):
             self._push_kept(node)
         return ready
@@ -238,22 +238,22 @@ class Network:
             self._kept[node] = kept
             self._mark_full(node, push)
         else:
-            self._relax(node, push)
+            self._unmark_full(node, push)
 
     def _mark_full(self, node: int, push: zmq.Socket[bytes]) -> None:
         if node not in self._full:
             self._full.add(node)
             self._poller.register(push, zmq.POLLOUT)
 
-    def _relax(self, node: int, push: zmq.Socket[bytes]) -> None:
+    def _unmark_full(self, node: int, push: zmq.Socket[bytes]) -> None:
         if node in self._full:
             self._full.remove(node)
             self._poller.unregister(push)
 
-    def _judge(self) -> None:
+    def _authenticate(self) -> None:
         """Answer the connection requests: accept those with a known key."""
-        while self._gate.poll(0):
-            version, request, *_, mechanism, credential = self._gate.recv_multipart()
+        while self._zap.poll(0):
+            version, request, *_, mechanism, credential = self._zap.recv_multipart()
             key = z85.encode(credential).decode() if mechanism == b"CURVE" else ""
             if key not in self._nodes and self._refresh is not None:
                 self._refresh()
@@ -261,6 +261,6 @@ class Network:
             self.strangers += not is_known
             if is_known and key not in self.linked:
                 self.linked.add(key)
-                self.has_news = True
+                self.links_changed = True
             status, text = (ACCEPTED, b"OK") if is_known else (REJECTED, b"no such key")
-            self._gate.send_multipart([version, request, status, text, key.encode() if is_known else b"", b""])
+            self._zap.send_multipart([version, request, status, text, key.encode() if is_known else b"", b""])

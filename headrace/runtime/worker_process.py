@@ -124,7 +124,7 @@ class WorkerNode:
         if job.store is not None and "://" in job.store:
             self._try_bucket()
         self.network = Network(job.number, Keys.new(), self.read_pipe, job.host)
-        self.network.meet(COORDINATOR, job.coordinator.key, None)  # its address follows once it knows this worker's key
+        self.network.add_node(COORDINATOR, job.coordinator.key, None)  # it sends its address once it knows our key
         self.network.watch(pipe.fileno())
         self._timer_us: int | None = None
         if job.diary_fd is not None:
@@ -134,8 +134,8 @@ class WorkerNode:
         self.network.wait(self._patience_ms())
         frames = self.network.receive()
         self.read_pipe()  # after the frames were taken: what the parent sent before them takes effect first
-        if self.network.has_news:
-            self.network.has_news = False
+        if self.network.links_changed:
+            self.network.links_changed = False
             self._pipe.send(PeersReached(self.network.known, frozenset(self.network.linked)))
         for frame in frames:
             if isinstance(frame.body, Run) and frame.body.stored:
@@ -181,7 +181,7 @@ class WorkerNode:
                     if peer is None:
                         self.network.forget(node)
                     else:
-                        self.network.meet(node, peer.key, peer.endpoint)
+                        self.network.add_node(node, peer.key, peer.endpoint)
 
     def _patience_ms(self) -> int | None:
         if self._timer_us is None:

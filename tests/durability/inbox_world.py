@@ -164,7 +164,7 @@ class Spark:
 
 
 class Engine:
-    """A hand, and a taker that submits to it."""
+    """A hand, and an inbox reader that submits to it."""
 
     def __init__(
         self,

@@ -246,7 +246,7 @@ def test_a_worker_that_says_that_it_is_ready_is_heard_also_if_it_is_looked_at_fi
     worker.relay_end.send(ProcessEnded(-9, 42))
     worker.relay_end.close()
     worker.listen()
-    assert (worker.is_gone(), worker.last_words(), worker.end()) == (True, 42, -9)
+    assert (worker.is_gone(), worker.last_tid(), worker.end()) == (True, 42, -9)
 
 
 def test_a_worker_without_a_seat_is_not_called_silent() -> None:

@@ -43,7 +43,7 @@ WAIT_MS = 100
 ENVELOPES_MAX = 256  # read at once
 PAUSE_S, PAUSE_S_MAX, DOUBLED_MAX = 0.2, 30.0, 8  # before a stage is submitted again; it doubles each time
 STEADY_S = 60.0  # a stage that lived this long counts as healthy
-FRUITLESS_MAX = 3  # stages in a row without a task that reached the driver
+UNREACHED_MAX = 3  # stages in a row without a task that reached the driver
 CLOSE_S_MAX = 10.0
 
 
@@ -67,7 +67,7 @@ class TaskWorker(Hosted):
 
     def __init__(self, job: Job, worker: int) -> None:
         ours, theirs = socket.socketpair()
-        super().__init__(job.number, WorkerPipe(ours), job.is_careful)
+        super().__init__(job.number, WorkerPipe(ours), job.keeps_diary)
         self.job, self.worker, self.relay_end = job, worker, WorkerPipe(theirs)
         self.stage: Stage | None = None
         self.has_task = False
@@ -89,8 +89,8 @@ class TaskWorker(Hosted):
                 self._ended = message
         return messages
 
-    def last_words(self) -> int:
-        return 0 if self._ended is None else self._ended.last_words
+    def last_tid(self) -> int:
+        return 0 if self._ended is None else self._ended.last_tid
 
     def has_ended(self) -> bool:
         if self._is_leaving:  # the cluster does not listen any more; before, each message is for the cluster
@@ -100,7 +100,7 @@ class TaskWorker(Hosted):
     def is_silent(self, silence_us_max: int) -> bool:
         return self.has_task and super().is_silent(silence_us_max)
 
-    def fell_with(self, other: Hosted) -> bool:
+    def lost_with(self, other: Hosted) -> bool:
         return (
             self.stage is not None
             and self.stage.is_over
@@ -108,7 +108,7 @@ class TaskWorker(Hosted):
             and other.stage is self.stage
         )
 
-    def ask_to_leave(self) -> None:
+    def request_stop(self) -> None:
         self._is_leaving = True
         self.pipe.send(EndProcess(int(LEAVE_S_MAX * 1e6)))
 
@@ -151,8 +151,8 @@ class Stage:
 class StageEnded:
     """The Spark job of a stage has ended, and the reason."""
 
-    def __init__(self, stage: Stage, why: str, is_hopeless: bool) -> None:
-        self.stage, self.why, self.is_hopeless = stage, why, is_hopeless
+    def __init__(self, stage: Stage, why: str, is_fatal: bool) -> None:
+        self.stage, self.why, self.is_fatal = stage, why, is_fatal
 
 
 class SparkHosts:
@@ -171,9 +171,9 @@ class SparkHosts:
         self._stage: Stage | None = None
         self._submit_s = 0.0  # submit no stage before this
         self._submit_s_max = time.monotonic() + AWAIT_S_MAX  # then submit it with the workers there are
-        self._failures = self._fruitless = 0  # stages in a row
+        self._failures = self._unreached = 0  # stages in a row
         self._ping_s = 0.0
-        self._is_closing, self._hopeless = False, ""
+        self._is_closing, self._fatal = False, ""
         self._decoder = msgspec.json.Decoder(Envelope)
         self._wake_sender, self._wake_receiver = socket.socketpair()
         self._wake_receiver.setblocking(False)
@@ -202,7 +202,7 @@ class SparkHosts:
         worker = TaskWorker(msgspec.structs.replace(job, path=shipped(job.path), store=store), self._started)
         self._hand_over(worker)
         if not self._thread.is_alive():  # no task would ever get it
-            worker.relay_end.send(StartFailed(self._hopeless or "the seats of the workers are closed"))
+            worker.relay_end.send(StartFailed(self._fatal or "the seats of the workers are closed"))
         return worker
 
     def check(self, workers: int) -> None:
@@ -263,8 +263,8 @@ class SparkHosts:
             self._workers[command.number] = command
             self._awaited.discard(command.number)
             self._poller.register(command.relay_end.fileno(), zmq.POLLIN)
-            if self._hopeless:
-                command.relay_end.send(StartFailed(self._hopeless))
+            if self._fatal:
+                command.relay_end.send(StartFailed(self._fatal))
             elif self._stage is not None and not self._stage.is_over:
                 command.stage = self._stage
                 self._place(command)
@@ -273,7 +273,7 @@ class SparkHosts:
         now_s, stage = time.monotonic(), self._stage
         if stage is None:
             is_due = now_s >= (self._submit_s_max if self._awaited else self._submit_s)
-            if self._workers and is_due and not self._hopeless:
+            if self._workers and is_due and not self._fatal:
                 self._submit(sorted(self._workers))
         elif not stage.is_over:
             if not set(self._workers) <= set(stage.tickets.values()):
@@ -374,7 +374,7 @@ class SparkHosts:
 
     def _run(self, stage: Stage) -> None:
         """The Spark job, from its start to its end, in its own thread."""
-        context, is_hopeless = self._context, False
+        context, is_fatal = self._context, False
         try:
             self._await_slots(stage)
             if not stage.is_over:
@@ -384,10 +384,10 @@ class SparkHosts:
             why = "its tasks have ended"
         except BaseException as error:
             why = gist(error)
-            is_hopeless = isinstance(error, HeadraceError)
+            is_fatal = isinstance(error, HeadraceError)
         if context._jsc is None or context._jsc.sc().isStopped():
-            why, is_hopeless = "the Spark session was stopped", True
-        self._hand_over(StageEnded(stage, why, is_hopeless))
+            why, is_fatal = "the Spark session was stopped", True
+        self._hand_over(StageEnded(stage, why, is_fatal))
 
     def _await_slots(self, stage: Stage) -> None:
         """Wait for enough slots. Those of a lost executor come back when Spark has started another one; until then
@@ -417,7 +417,7 @@ class SparkHosts:
             LOG.warning("the Spark job of the workers could not be cancelled: %s", gist(error))
 
     def _abandon(self, stage: Stage) -> None:
-        stage.is_over = True  # before the pipes close: the cluster then asks `fell_with`
+        stage.is_over = True  # before the pipes close: the cluster then asks `lost_with`
         for number in list(stage.tasks):
             self._write(number, EndProcess(0))
         for worker in list(self._workers.values()):
@@ -432,14 +432,14 @@ class SparkHosts:
             self._abandon(stage)
         self._stage = None
         self._failures = 1 if now_s - stage.submitted_s > STEADY_S else self._failures + 1
-        self._fruitless = 0 if stage.was_reached else self._fruitless + 1
+        self._unreached = 0 if stage.was_reached else self._unreached + 1
         self._submit_s = now_s + min(PAUSE_S * 2 ** min(self._failures - 1, DOUBLED_MAX), PAUSE_S_MAX)
         self._submit_s_max = max(self._submit_s, now_s + AWAIT_S_MAX)
-        if over.is_hopeless or self._fruitless >= FRUITLESS_MAX:
+        if over.is_fatal or self._unreached >= UNREACHED_MAX:
             self._give_up(over.why)
 
     def _give_up(self, why: str) -> None:
-        self._hopeless = why
+        self._fatal = why
         for worker in self._workers.values():
             worker.relay_end.send(StartFailed(why))
 

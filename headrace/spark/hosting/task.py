@@ -32,7 +32,7 @@ from headrace.runtime.sockets import Keys
 
 ENVELOPE_BYTES_MAX = 16 << 20
 WAIT_MS = 200
-GREETING_S_MAX = 15.0  # for the first message from the driver
+FIRST_MESSAGE_S_MAX = 15.0  # for the first message from the driver
 SILENCE_S_MAX = 30.0  # of the driver, after that: Spark notices sooner if it has died
 ADVICE = (
     "An app must be importable where Spark's executors run: install it there, keep it in a folder that they share with "
@@ -145,12 +145,12 @@ class WorkerTask:
             if isinstance(message, EndProcess):
                 self._end(message.patience_us / 1e6)
             elif isinstance(message, StopDiary):
-                self._process.relax()
+                self._process.stop_diary()
             elif isinstance(message, Peers):
                 self._introduce(self._process, message)
 
     def _check_driver(self) -> None:
-        limit_s = SILENCE_S_MAX if self._received else GREETING_S_MAX
+        limit_s = SILENCE_S_MAX if self._received else FIRST_MESSAGE_S_MAX
         if time.monotonic() - self._heard_s > limit_s:
             raise Unreachable(
                 f"on {self.host} nothing was heard of the driver at {self.stage_info.endpoint} for {limit_s:.0f} s: "
@@ -186,7 +186,7 @@ class WorkerTask:
                 self._write(message, self._worker)
         if process.is_gone():
             self._end(0.0)
-        elif self._ready is not None and self._has_met(process):
+        elif self._ready is not None and self._keys_exchanged(process):
             self._write(self._ready, self._worker)
             self._ready = None
 
@@ -203,11 +203,11 @@ class WorkerTask:
             if isinstance(message, StartFailed):
                 self._write(StartFailed(self._advised(message.error)), self._worker)
         code = process.end(patience_s)
-        self._write(ProcessEnded(code, process.last_words()), self._worker)
+        self._write(ProcessEnded(code, process.last_tid()), self._worker)
 
     # --- the peers ---
 
-    def _has_met(self, process: WorkerProcess) -> bool:
+    def _keys_exchanged(self, process: WorkerProcess) -> bool:
         """Whether the key exchange of the first workers is over. Until then this worker is not reported as ready."""
         if self._key_exchange is None:
             self._key_exchange = KeyExchange(self._context, process)

@@ -216,7 +216,7 @@ class Pipeline:
         try:
             while not self._stop.wait(0.2):
                 for kept in (self.requests, self.replies):
-                    kept.see_to()
+                    kept.restart_if_due()
         except StreamError as error:
             self._failed = error
         except Exception as error:
@@ -396,7 +396,7 @@ class KeptQuery:
             waiting.start()
             waiting.join(seconds)
 
-    def see_to(self) -> None:
+    def restart_if_due(self) -> None:
         """Start it again if it has failed and its pause is over. Raises an error that keeps coming back."""
         assert self._query is not None
         done = self._query.lastProgress
