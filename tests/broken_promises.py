@@ -227,8 +227,8 @@ MISTAKES = (
     Mistake(
         "A function that never returns is aborted by decree, and the rest goes on.",
         "headrace/runtime/cluster.py",
-        "elif beat.running and beat.running_us > self.config.wall_limit_us:",
-        "elif beat.running_us < 0:",
+        "elif heartbeat.running and heartbeat.running_us > self.config.wall_limit_us:",
+        "elif heartbeat.running_us < 0:",
     ),
     Mistake(
         "Other workers under load change no answer.",
@@ -265,7 +265,7 @@ MISTAKES = (
         "headrace/runtime/worker_process.py",
         "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
         "pass",
-        (("while not hang_up.poll(self._beat_s * 1e3) and not self._line.is_dead:", "while True:"),),
+        (("while not hang_up.poll(self._interval_s * 1e3) and not self._pipe.is_dead:", "while True:"),),
     ),
 )
 

@@ -1,8 +1,8 @@
 """Where an epoch's time and messages go: workers in one thread, with a stopwatch around each of their steps.
 
-There are no rounds to break down, since conflicts are repaired: instead of validating and setting back, an epoch is
-run, what came late is heard and repaired, and it is reported and settled. Counts are exact and repeat; times are this
-machine's, of all workers together, and without the cost of a network.
+There are no rounds to break down, since conflicts are repaired. Instead of validation and rollback, an epoch is run,
+late results are received and repaired, and it is reported and settled. Counts are exact and repeatable. Times are those
+of this machine, of all workers together, and without the cost of a network.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.core.admission import Admission
 from headrace.core.events import Submit
 from headrace.sim.fleet import Fleet
 
-# What is timed: of a worker, of its executor, of the coordinator.
+# The timed methods: of a worker, of its executor, of the coordinator.
 STEPS = (
     ("worker", "_pick", "pick"),
     ("executor", "_run_rows", "run"),
@@ -46,7 +46,7 @@ class WatchedFleet:
         self.submit(ycsb.open_account, list(range(keys)), [(ycsb.BALANCE,)] * keys)
 
     def watch(self) -> None:
-        """From now on: workers have begun their term."""
+        """Start now: the workers have begun their term."""
         owners: list[tuple[str, Any]] = [("coordinator", self.fleet.coordinator)]
         for worker in self.fleet.workers.values():
             owners += [("worker", worker), ("executor", worker.ordered)]
@@ -103,7 +103,7 @@ def run(form: Form, workers: int, keys: int, theta: float, size: int, epochs: in
 
 
 def breakdown(keys: int, epochs: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """One thing varied at a time: the form, the skew, prediction, the epoch's size, the workers."""
+    """Vary one parameter at a time: the form, the skew, prediction, the epoch's size, the number of workers."""
     plain, awaited, _ = FORMS
     cases = [
         *((form, 2, theta, 1_000, True) for form in FORMS for theta in (0.0, 0.99, 0.999)),

@@ -1,7 +1,7 @@
 """State as tables: how fast Spark loads many entities, and how fast it scans them.
 
-Accounts with ints for state, in a new store each time: `load` of a DataFrame that Spark makes itself, then one SQL
-aggregate over `headrace.state`, from the call to the result, with all planning. Beside it, one key looked up.
+Accounts whose state is an int, in a new store each time: `load` of a DataFrame that Spark makes itself, then one SQL
+aggregate over `headrace.state`, from the call to the result, including all planning. Then a lookup of one key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.table import Table
 from headrace.bench import ycsb
 from headrace.bench.stores import file_system, folder_on_disk
 
-WARM_UPS = 2  # the JVM compiles what it has seen a few times
+WARM_UPS = 2  # the JVM compiles code that it has run a few times
 WANTED_STATE_PER_S, WANTED_LOAD_PER_S = 1_000_000, 500_000
 
 

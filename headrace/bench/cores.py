@@ -1,4 +1,4 @@
-"""Who uses the cores: processor time of this process's threads and of all its children, by what they are for."""
+"""Which parts use the cores: processor time of this process's threads and of all its children, by purpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Stat(NamedTuple):
     name: str
     parent: int
     used_s: float
-    children_s: float  # of those that are gone
+    children_s: float  # of children that have ended
 
 
 def stat(path: Path) -> Stat:
@@ -29,7 +29,7 @@ def stat(path: Path) -> Stat:
 
 
 def used(engine: str) -> dict[str, float]:
-    """Seconds so far; nothing where the system does not tell. `engine` is the name of the thread that runs it."""
+    """Seconds so far; empty if the system does not report them. `engine` is the name of the engine's thread."""
     found: dict[str, float] = defaultdict(float)
     if not (PROC / "self" / "task").exists():
         return found
@@ -77,5 +77,5 @@ def descendants(process: int) -> list[int]:
 
 
 def between(before: dict[str, float], after: dict[str, float], seconds: float) -> dict[str, float]:
-    """How many cores each used, meanwhile."""
+    """How many cores each part used in between."""
     return {name: round(max(0.0, after[name] - before.get(name, 0.0)) / seconds, 2) for name in sorted(after)}

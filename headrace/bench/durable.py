@@ -1,11 +1,11 @@
 """YCSB-T with a log: the durable engine against one in memory, in one run.
 
-Both get the same batches through the same gate, in laps that alternate, so that both see the same machine. Several
-batches are under way at a time: epochs run while the log syncs. A lap ends with its last answer; the replies, which are
-kept for those who ask again, may come into the store a little later, and how much later is told.
+Both get the same batches through the same client, in laps that alternate, so that both see the same machine. Several
+batches are in flight at a time: epochs run while the log syncs. A lap ends with its last answer. The replies that are
+kept for repeated requests may reach the store a little later; the delay is reported.
 
-Latency is measured with an open loop: calls come one by one when they are due, whether or not earlier ones are back. At
-the end the store is copied as it is, as if power had failed, and an engine begins with the copy.
+Latency is measured with an open loop: calls are sent one by one when they are due, whether or not earlier ones have
+returned. At the end the store is copied as it is, as if power had failed, and an engine starts with the copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
 from headrace.runtime.inprocess import Runtime
 
-LAP = 100_000  # transfers, on each of the two
+LAP = 100_000  # transfers, on each of the two engines
 RATE_PER_S = 1_000
 WANTED_RATIO = 0.85
 WANTED_P99_MS = 50
@@ -72,7 +72,8 @@ def durable(
     progress: Callable[[int], None],
     changes: bool = False,
 ) -> dict[str, Any]:
-    """The whole benchmark. `transactions` are those of a repeat on each side; with `changes` accounts log them."""
+    """The whole benchmark. `transactions` is the number per repeat on each side; with `changes` the accounts log
+    theirs."""
     laps: list[tuple[DurableLap, DurableLap]] = []
     with accounts_log_changes(changes), folder_on_disk(where) as folder:
         store = WatchedStore(folder / "store")
@@ -98,7 +99,7 @@ def durable(
             latencies = [latency(runtime, keys, theta, seconds) for runtime in sides]
             syncs_s = list(store.syncs_s)
             progress(2 * round(RATE_PER_S * seconds))
-            kept.snapshot()  # so that none is under way when the store is copied, and the log goes on after it
+            kept.snapshot()  # so that none is in progress when the store is copied, and the log continues after it
             for runtime in sides:
                 lap(runtime, cut(ycsb.transfers(keys, theta, BATCH, -1), BATCH))
             shutil.copytree(store.root, folder / "copy")

@@ -24,7 +24,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def machine() -> dict[str, Any]:
-    """Enough to judge a figure by."""
+    """Enough about this machine to judge a figure."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),

@@ -1,11 +1,11 @@
-"""Hot entities: orders that take from a counter and abort, a third of them, by what they saw there.
+"""Hot entities: orders that take from a counter; a third of them abort because of what they saw there.
 
-What any shop does. Spread over workers, whether an order commits is known only when all before it on its counter are
-known, and each that turns out otherwise changes what those above it see: nothing keeps repairs from causing repairs but
-the protocol. All orders take from one counter, or each from one of a hundred.
+Any shop does this. Spread over workers, whether an order commits is known only when all earlier orders on its counter
+are known, and each order that turns out differently changes what later ones see. Only the protocol keeps repairs from
+causing more repairs. All orders take from one counter, or each from one of a hundred.
 
 Every run is compared with the serial engine, in this process and right after it: the same replies, the same state. The
-first run, in which nothing is known of the functions yet, is told apart: `cold`.
+first run, in which nothing is known about the functions yet, is reported separately: `cold`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from headrace.core.events import Send
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.runtime.cluster import Cluster
-from headrace.runtime.worker_process import BEAT_S_MAX
+from headrace.runtime.worker_process import HEARTBEAT_S_MAX
 from headrace.wire.messages import Final, Run
 
 EPOCH = 1_000
-CALLS_OF_ORDER = 2  # with itself
+CALLS_OF_ORDER = 2  # including its own
 CASES = {"one": 1, "hundred": 100}
-TIMES_SERIAL, BESIDES_MS = 20, 20  # an epoch should take no longer than so many times its serial time, and this
+TIMES_SERIAL, BESIDES_MS = 20, 20  # an epoch should take at most this many times its serial time, plus this
 
 app = App("hot")
 order = app.operator("order")
@@ -54,7 +54,7 @@ async def place(ctx: Context, counter: str, x: int) -> int:
 
 
 class WatchedCluster(Cluster):
-    """Notes when epochs leave for the workers, and when they are final."""
+    """Notes when epochs are sent to the workers, and when they are final."""
 
     def __init__(self, workers: int) -> None:
         self.began_s: dict[int, float] = {}  # by epoch
@@ -68,8 +68,8 @@ class WatchedCluster(Cluster):
         super()._carry_out(effect)
 
     def counts(self) -> dict[str, Any]:
-        """The metrics, once the workers' hearts have told what they sent."""
-        time.sleep(2 * BEAT_S_MAX)
+        """The metrics, once the workers' heartbeats have reported what they sent."""
+        time.sleep(2 * HEARTBEAT_S_MAX)
         return self.metrics()
 
 
@@ -80,7 +80,7 @@ class HotFigures(NamedTuple):
     runs_per_call: float
     messages_per_epoch: float
     gathered: int  # transactions
-    longest_epoch_ms: float  # from when it left until it was final
+    longest_epoch_ms: float  # from when it was sent until it was final
     its_serial_ms: float
     same_as_serial: bool
 
@@ -119,7 +119,7 @@ def run(cluster: WatchedCluster, serial: EngineInThread, counters: int, calls: i
 
 
 def hot(workers: int, calls: int, repeats: int, progress: Callable[[int], None]) -> dict[str, Any]:
-    """The whole benchmark: each case on a cluster of its own, once cold and then several times."""
+    """The whole benchmark: each case on its own cluster, once cold and then several times."""
     result: dict[str, Any] = {"workload": "hot", "calls": calls, "workers": workers, "repeats": repeats}
     for name, counters in CASES.items():
         serial, runs = EngineInThread(app), []
@@ -132,7 +132,7 @@ def hot(workers: int, calls: int, repeats: int, progress: Callable[[int], None])
 
 
 def figures(runs: list[HotFigures]) -> dict[str, Any]:
-    """Medians; of the epochs the longest of all."""
+    """Medians; for epochs the longest of all."""
     found: dict[str, Any] = {
         name: round(median(getattr(one, name) for one in runs), 3)
         for name in ("committed_per_s", "serial_per_s", "of_serial", "runs_per_call", "messages_per_epoch", "gathered")

@@ -1,7 +1,7 @@
 """How soon a killed app is back: many entities in a snapshot, and transactions in the log after it.
 
-A process of its own makes the store and is killed. Then, a few times, a new process begins with a copy of what is
-left. Its time runs from `Runtime(app, store=...)` to the reply of a first call, which comes after all that is replayed.
+A separate process makes the store and is killed. Then, a few times, a new process starts with a copy of what is left.
+Its time runs from `Runtime(app, store=...)` to the reply to a first call, which comes after everything is replayed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(
 
 
 def killed(store: Path, entities: int, transactions: int) -> dict[str, Any]:
-    """A process that works in the store until it is killed. Returns what it said of its state."""
+    """Run a process that works in the store until it is killed. Returns what it reported of its state."""
     process = start("work", store, entities, transactions, stdin=subprocess.PIPE)
     try:
         return told(process)
@@ -111,7 +111,7 @@ def recover(store: Path, entities: int, transactions: int) -> dict[str, Any]:
 
 
 def digest(runtime: Runtime, state: dict[Any, Any] | None = None) -> int:
-    """Differs where the state does."""
+    """A digest that differs if the state does."""
     state = runtime.state(ycsb.account) if state is None else state
     return sum(key * value % 1_000_003 for key, value in state.items())
 
@@ -119,7 +119,7 @@ def digest(runtime: Runtime, state: dict[Any, Any] | None = None) -> int:
 def main(what: str, store: str, *numbers: str) -> None:
     steps: dict[str, Callable[..., dict[str, Any]]] = {"work": work, "recover": recover}
     print(json.dumps(steps[what](Path(store), *map(int, numbers))), flush=True)
-    sys.stdin.read()  # until it is killed, or there is nothing more to wait for
+    sys.stdin.read()  # until it is killed, or the parent ends
 
 
 def summary(result: dict[str, Any]) -> Table:

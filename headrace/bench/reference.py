@@ -1,6 +1,6 @@
 """What the engine is measured against: the same functions in a bare loop over a dict, with undo and nothing else.
 
-No requests, ids, replies, checks, limits or isolation. It is what one would write by hand on a quiet afternoon.
+No requests, ids, replies, checks, limits or isolation. It is what one would write by hand in an afternoon.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""YCSB-T over several workers: processes connected by ZeroMQ; with two of them half of the transfers cross.
+"""YCSB-T over several workers: processes connected by ZeroMQ; with two workers, half of the transfers involve both.
 
-Every run is compared with the serial engine: the same replies, the same state. Figures are medians of repeats; those of
-one repeat are taken one after the other, so that their ratios mean something on a noisy machine.
+Every run is compared with the serial engine: the same replies, the same state. Figures are medians of repeats. The
+figures of one repeat are taken one after the other, so that their ratios are meaningful on a noisy machine.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ScalingFigures(NamedTuple):
     p99_ms: float
     messages_per_epoch: float
     bytes_per_epoch: float
-    ran_again: float  # of all calls
+    ran_again: float  # the share of all calls
     aborted: int
     same_as_serial: bool
 
 
 def run(cluster: Cluster, form: Form, parts: Parts, keys: int, number: int) -> ScalingFigures:
-    """One form on a warm cluster, and the same on the serial engine in this process."""
+    """One form on a warm cluster, and then on the serial engine in this process."""
     everybody, opening = list(range(keys)), [(BALANCE,)] * keys
     driver = EngineInThread()
     driver.map("open", ycsb.open_account, everybody, opening)
@@ -114,7 +114,7 @@ def costly(clusters: list[Cluster], pairs: list[tuple[int, int]], keys: int) -> 
 
 
 def machine_speedup(spins: int) -> float:
-    """What two processes that only spin get done against one, on this machine as it is now: more is not to be had."""
+    """How much two processes that only spin get done compared with one, on this machine right now: an upper limit."""
     code = (
         "import sys, time\n"
         "began = time.perf_counter()\n"
@@ -133,7 +133,7 @@ def machine_speedup(spins: int) -> float:
 
 
 def spins_for(wanted_us: int) -> int:
-    """How often to spin for so long, on this machine as it is now."""
+    """How often to spin to take this long, on this machine right now."""
     laps = []
     for _ in range(20):
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How the benchmarks send: batches with a few under way at a time, or each at its due time whatever has come back."""
+"""How the benchmarks send: batches with a few in flight at a time, or each at its due time whatever has returned."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headrace.runtime.driver import Driver
 from headrace.wire.messages import Answers
 
 BATCH = 10_000
-AT_ONCE = 3  # batches under way
-AT_ONCE_DURABLE = 6  # where they wait for a log
+AT_ONCE = 3  # batches in flight
+AT_ONCE_DURABLE = 6  # if they wait for a log
 
 Parts = list[tuple[list[int], list[tuple[Any, ...]]]]  # keys and arguments of each batch
 
@@ -43,7 +43,7 @@ def cut(pairs: list[tuple[int, int]], size: int, *more: int) -> Parts:
 def send(
     runtime: Driver, function: Function, parts: Parts, at_once: int = AT_ONCE
 ) -> tuple[list[Answers], float, Stopwatch]:
-    """All batches in their order, a few under way at a time. Returns the answers, the time, and each batch's time."""
+    """Send all batches in order, a few in flight at a time. Returns the answers, the time, and each batch's time."""
     batches = Stopwatch()
     pending: deque[tuple[float, Future[Answers]]] = deque()
     answers = []
@@ -66,12 +66,12 @@ def send(
 
 
 def hand_over(runtime: Driver, function: Function, keys: list[int], args: list[tuple[Any, ...]]) -> Future[Answers]:
-    """What `client.map` does, without waiting for the answers."""
+    """Like `client.map`, without waiting for the answers."""
     return runtime.submit(runtime.admission.admit_columns(runtime.client.new_id(), function, keys, args))
 
 
 def send_on_time(count: int, per_s: float, submit: Callable[[int], Future[Any]]) -> Stopwatch:
-    """Requests 0, 1 and so on, evenly spaced. The time of each runs from when it was due, also if it was sent late."""
+    """Requests 0, 1 and so on, evenly spaced. The time of each runs from when it was due, even if it was sent late."""
     laps_s = [0.0] * count
     futures = []
 
@@ -98,7 +98,7 @@ def send_on_time(count: int, per_s: float, submit: Callable[[int], Future[Any]])
 
 
 def send_calls_on_time(runtime: Driver, function: Function, pairs: list[tuple[int, int]], per_s: float) -> Stopwatch:
-    """Calls one by one, as many clients would send them."""
+    """Send calls one by one, as many clients would."""
     client = runtime.client
 
     def submit(number: int) -> Future[Any]:

@@ -1,7 +1,7 @@
-"""What snapshots cost: YCSB-T over many entities, with one every second and with none, in one run.
+"""What snapshots cost: YCSB-T over many entities, with a snapshot every second and with none, in one run.
 
-Two durable engines hold the same entities; laps of the same transfers alternate. Throughput is that of batches with a
-few under way at a time; latency that of small batches at their due times, at a rate that leaves room.
+Two durable engines hold the same entities; laps of the same transfers alternate. Throughput is measured with batches, a
+few in flight at a time; latency with small batches at their due times, at a rate below the maximum.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WANTED_LOSS = 0.10
 
 class SnapshotLap(NamedTuple):
     per_s: float
-    snapshots: int  # that were finished during it
+    snapshots: int  # that were finished during the lap
 
 
 class Side:
@@ -44,7 +44,7 @@ class Side:
         self.store.forget()
 
     def settle(self) -> None:
-        """What was left over from a lap is not the next one's."""
+        """Finish the work of one lap before the next one begins."""
         wait_until_kept(self.runtime)
         self.runtime.snapshot()
 
@@ -69,7 +69,8 @@ def measure(
     where: Path | None,
     progress: Callable[[int], None],
 ) -> dict[str, Any]:
-    """The whole benchmark. `transactions` are those of a lap; `seconds` how long latency is measured, on each side."""
+    """The whole benchmark. `transactions` is the number per lap; `seconds` is how long latency is measured, on each
+    side."""
     with folder_on_disk(where) as folder:
         sides = [Side(folder / "with", INTERVAL_US, entities), Side(folder / "without", NEVER_US, entities)]
         try:

@@ -1,11 +1,12 @@
-"""A stream of transfers through Spark, watched from end to end: when each row was due, and when it had come how far.
+"""A stream of transfers through Spark, measured from end to end: when each row was due, and when it passed each stage.
 
-    faucet ──► Spark ──► transact ──► store ──► runtime ──► store ──► headrace.replies ──► Spark ──► nowhere
+    paced source ──► Spark ──► transact ──► store ──► runtime ──► store ──► headrace.replies ──► Spark ──► nowhere
 
-Rows are due one by one, whatever becomes of earlier ones. The latency of a row runs from when it was due to the end of
-the micro-batch of the second query that delivered its reply, and every row counts. Between the two it is known when
-the files came into the store (by their times), when the runtime was handed the batch, when the row's epoch was final
-and kept (by wrappers around the runtime's own steps), and what Spark tells of its micro-batches. All are of one clock.
+Rows are due one by one, whatever happens to earlier ones. The latency of a row runs from when it was due to the end of
+the micro-batch of the second query that delivered its reply, and every row counts. In between it is known when the
+files were written to the store (by their times), when the runtime received the batch, when the row's epoch was final
+and kept (by wrappers around the runtime's own steps), and what Spark reports of its micro-batches. All times are from
+one clock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.bench import ycsb
+from headrace.bench.pace import PaceFile, transfers
 from headrace.config import Config
 from headrace.core.epoch import Batch, Epoch
 from headrace.durability.store import DirectoryStore
@@ -29,15 +31,15 @@ from headrace.runtime import gc_settings
 from headrace.runtime.inprocess import Runtime
 from headrace.wire.messages import Answers
 
-LOST_S, LOST_ROWS = 3.0, 10_000  # a stream that is so far behind is lost
+LOST_S, LOST_ROWS = 3.0, 10_000  # a stream that is so far behind is given up
 PATIENCE_S = 120.0
 
 
-# --- what is watched --------------------------------------------------------------------------------------------------
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 class BatchWatch(DirectoryStore):
-    """Notes when the batches of a source came into the store, by the times of their files."""
+    """Notes when the batches of a source were written to the store, by the times of their files."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -56,7 +58,7 @@ class BatchWatch(DirectoryStore):
 
 
 class BatchRun(NamedTuple):
-    """Rows of an epoch: of which batch, from which row of it on."""
+    """Rows of an epoch that come from one batch: which batch, and from which of its rows on."""
 
     epoch: int
     batch: int
@@ -65,12 +67,12 @@ class BatchRun(NamedTuple):
 
 
 class WatchedRuntime(Runtime):
-    """Notes when it is handed a batch, when epochs are final, and when their replies are in the store."""
+    """Notes when it receives a batch, when epochs are final, and when their replies are in the store."""
 
     def __init__(self, store: BatchWatch, config: Config | None) -> None:
         self.handed: dict[int, float] = {}  # by batch
         self.final: dict[int, float] = {}  # by epoch
-        self.kept: list[tuple[int, float]] = []  # the last epoch each time
+        self.kept: list[tuple[int, float]] = []  # the last epoch each time, and when
         self.runs: list[BatchRun] = []
         self.rows_final = 0
         super().__init__(ycsb.app, config, store=store)
@@ -101,7 +103,7 @@ class WatchedRuntime(Runtime):
 
 
 class MicroBatch(NamedTuple):
-    """One of Spark's, from its progress."""
+    """One of Spark's micro-batches, from its progress report."""
 
     number: int
     began_s: float
@@ -142,7 +144,7 @@ def micro_batch(told: Any) -> MicroBatch:
 
 
 def as_offset(told: Any) -> dict[str, int]:
-    """Before the first batch there is none."""
+    """The offset as a dict; empty before the first batch."""
     return (json.loads(told) if isinstance(told, str) else told) or {}
 
 
@@ -163,7 +165,7 @@ PLANNING = ("latestOffset", "walCommit", "queryPlanning", "getBatch")
 
 
 class Window(NamedTuple):
-    """What was measured of some rows."""
+    """What was measured for some rows."""
 
     per_s: float  # committed, from the first delivery to the last
     p50_ms: float
@@ -185,15 +187,15 @@ class StreamUnderTest:
         config: Config | None = None,
     ) -> None:
         from headrace.spark import register, transact
-        from headrace.spark.sources.paced import PacedSource, PaceFile
+        from headrace.spark.sources.paced import PacedSource
 
         register(spark).dataSource.register(PacedSource)
-        self.keys, self.tap = keys, PaceFile(folder / "schedule.json")
+        self.keys, self.pace = keys, PaceFile(folder / "schedule.json")
         self.store = BatchWatch(folder / "store")
         self.runtime = WatchedRuntime(self.store, config)
         self.runtime.client.map(ycsb.open_account, list(range(keys)), [(ycsb.BALANCE,)] * keys)
-        faucet = spark.readStream.format("headrace.faucet")
-        source = faucet.options(keys=keys, partitions=partitions).load(str(self.tap.path))
+        paced = spark.readStream.format("headrace.paced")
+        source = paced.options(keys=keys, partitions=partitions).load(str(self.pace.path))
         calls = transact(
             source,
             ycsb.transfer,
@@ -214,14 +216,14 @@ class StreamUnderTest:
         return int(self.runtime.engine.sequencing.open.number) - 1
 
     def run(self, per_s: float, seconds: float, window: tuple[float, float] | None = None) -> Window | None:
-        """Rows at this rate for so long; those count that are due within the window. None if it fell far behind."""
-        first, began = self.tap.turn(per_s), time.time()
+        """Send rows at this rate for this long; only those due within the window count. None if it fell far behind."""
+        first, began = self.pace.set_rate(per_s), time.time()
         is_lost = False
         while time.time() < began + seconds and not is_lost:
             time.sleep(0.25)
-            is_lost = self.tap.rows() - self.runtime.rows_final > max(LOST_S * per_s, LOST_ROWS)
+            is_lost = self.pace.rows() - self.runtime.rows_final > max(LOST_S * per_s, LOST_ROWS)
             self.check()
-        self.tap.turn(0.0)
+        self.pace.set_rate(0.0)
         self.drain()
         if is_lost:
             return None
@@ -234,11 +236,11 @@ class StreamUnderTest:
         self.runtime._check_alive()
 
     def drain(self) -> None:
-        """Until every row that was due has its reply delivered."""
+        """Wait until the replies of all rows that were due are delivered."""
         until = time.time() + PATIENCE_S
-        while self.runtime.rows_final < self.tap.rows() or not self.is_delivered(self.last_epoch()):
+        while self.runtime.rows_final < self.pace.rows() or not self.is_delivered(self.last_epoch()):
             if time.time() > until:
-                raise TimeoutError(f"{self.tap.rows()} rows were due, {self.runtime.rows_final} are final")
+                raise TimeoutError(f"{self.pace.rows()} rows were due, {self.runtime.rows_final} are final")
             time.sleep(0.05)
             self.check()
 
@@ -249,14 +251,14 @@ class StreamUnderTest:
         return as_offset(last["sources"][0]["endOffset"]).get("epoch", 0) >= epoch
 
     def window(self, first: int, stop: int) -> Window:
-        """What is known of these rows. All their replies are delivered."""
-        due, moments = self.tap.due_s(first, stop), self.moments(first, stop)
+        """The measurements of these rows. All their replies are delivered."""
+        due, moments = self.pace.due_s(first, stop), self.moments(first, stop)
         delivered = moments[-1]
         latency_ms = (delivered - due) * 1e3
         stages_ms = np.diff(np.vstack([due, *moments]), axis=0).mean(axis=1) * 1e3
         elapsed_s = float(delivered[-1] - delivered[0])
         return Window(
-            # The rows of the first delivery came before the time began.
+            # The rows of the first delivery arrived before the measured time begins.
             per_s=float((delivered > delivered[0]).sum()) / elapsed_s if elapsed_s else 0.0,
             p50_ms=float(np.percentile(latency_ms, 50)),
             p99_ms=float(np.percentile(latency_ms, 99)),
@@ -265,7 +267,7 @@ class StreamUnderTest:
         )
 
     def moments(self, first: int, stop: int) -> list[Any]:
-        """Of each of these rows: when it had come how far."""
+        """For each of these rows: when it passed each stage."""
         batches = self.calls.look()
         starts = {each.number: each.start.get("row", 0) for each in batches}
         runs = [run for run in self.runtime.runs if starts.get(run.batch) is not None]
@@ -299,10 +301,9 @@ class StreamUnderTest:
         return list(np.array(per_run)[of_row].T)
 
     def checks(self) -> dict[str, bool]:
-        """All is over: does it add up? Nobody runs dry, so that the balances follow from how often each was drawn."""
-        from headrace.spark.sources.paced import transfers
-
-        rows = self.tap.rows()
+        """Check the totals at the end. No account runs dry, so the balances follow from how often each account was
+        drawn."""
+        rows = self.pace.rows()
         state = self.runtime.state(ycsb.account)
         src, dst = transfers(0, rows, self.keys)
         balances = ycsb.BALANCE - np.bincount(src, minlength=self.keys) + np.bincount(dst, minlength=self.keys)

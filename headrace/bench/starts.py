@@ -1,6 +1,7 @@
-"""Whether a cluster that says it is up is up: many starts, and how long after each of them the first batch is answered.
+"""Whether a cluster that reports it is up is up: many starts, and how soon after each of them the first batch is
+answered.
 
-The batch moves money between accounts of all workers, so that each of them needs each other one.
+The batch moves money between accounts of all workers, so each worker needs every other one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks of durable apps share: a store that is watched, where it is, and when all is in it."""
+"""What the benchmarks of durable apps share: a store that is measured, where it is, and when everything is in it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class WatchedStore(DirectoryStore):
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Reset all counts."""
         self.syncs_s: list[float] = []  # of the log
         self.bytes: dict[str, int] = {}  # written, by the first part of the name
         self.state_bytes: list[int] = []  # of each object of a snapshot
-        self.snapshots: set[str] = set()  # by epoch: a compaction makes a second one of the same
+        self.snapshots: set[str] = set()  # by epoch: a compaction makes a second one of the same epoch
 
     def append(self, name: str, data: bytes) -> None:
         self._count_bytes(name, data)
@@ -64,7 +64,7 @@ class WatchedStore(DirectoryStore):
 
 @contextlib.contextmanager
 def folder_on_disk(where: Path | None) -> Iterator[Path]:
-    """A folder for a while: in `where`, or among temporary files, or here if those are only in memory."""
+    """A temporary folder: in `where`, or among temporary files, or here if those are only in memory."""
     if where is None:
         where = Path(tempfile.gettempdir())
         if file_system(where) in IN_MEMORY:
@@ -74,7 +74,7 @@ def folder_on_disk(where: Path | None) -> Iterator[Path]:
 
 
 def file_system(path: Path) -> str:
-    """Of which kind it is: what a sync costs depends on it."""
+    """The kind of file system: the cost of a sync depends on it."""
     mounts = Path("/proc/mounts")
     if not mounts.exists():
         return "unknown"
@@ -84,7 +84,7 @@ def file_system(path: Path) -> str:
 
 
 def wait_until_kept(runtime: Driver) -> None:
-    """Everything was answered: until the replies are in the store, too."""
+    """Everything was answered: wait until the replies are in the store, too."""
     keeper, last = runtime._keeper, runtime.engine.sequencing.open.number - 1
     while keeper is not None and keeper.store_work.kept < last:
         runtime._check_alive()
@@ -92,6 +92,6 @@ def wait_until_kept(runtime: Driver) -> None:
 
 
 def load(runtime: Driver, entities: int) -> None:
-    """So many accounts, as quickly as may be."""
+    """Create this many accounts, as fast as possible."""
     parts = [list(range(at, min(at + LOAD_BATCH, entities))) for at in range(0, entities, LOAD_BATCH)]
     send(runtime, ycsb.open_account, [(keys, [(ycsb.BALANCE,)] * len(keys)) for keys in parts])

@@ -1,8 +1,8 @@
-"""YCSB-T through Spark: the highest rate of transfers, each a durable transaction, whose replies are back in a second.
+"""YCSB-T through Spark: the highest rate of transfers, each a durable transaction, with replies within a second.
 
-The stream and how its rows are watched is in line.py. The rate is found by trying. The naive loop, which a Spark user
-would write by hand, gets the same rows in the same run: it keeps nothing, answers nobody, and has forgotten everything
-when it is stopped.
+spark_stream.py has the stream and measures its rows. The highest rate is found by search. The naive loop, which a Spark
+user would write by hand, gets the same rows in the same run. It stores nothing, sends no replies, and loses all state
+when it stops.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from headrace.bench import cores, ycsb
+from headrace.bench.pace import PaceFile
 from headrace.bench.spark_stream import STAGES, StreamProgress, StreamUnderTest, Window
 from headrace.bench.stores import file_system, folder_on_disk
 from headrace.config import Config
 
 WANTED_PER_S, WANTED_P99_MS, WANTED_RATIO, WANTED_FIXED_MS = 100_000, 1_000, 1 / 6, 250
 WARM_UP_PER_S, TINY_PER_S = 100_000, 200
-SETTLE_S, AFTER_S = 2.0, 1.0  # at a new rate, before rows count; and after the last that does
-STEP, STEPS_MAX, NEAR = 1.3, 7, 0.06  # of the search: how far apart, how many, and when it is near enough
+SETTLE_S, AFTER_S = 2.0, 1.0  # at a new rate, before rows count; and after the last one that does
+STEP, STEPS_MAX, NEAR = 1.3, 7, 0.06  # of the search: how far apart, how many, and when it is close enough
 NAIVE_ROWS, NAIVE_BATCHES, NAIVE_WARM = 200_000, 12, 4
 PATIENCE_S = 120.0
 
 SETTINGS = {"spark_driver_memory": "1g", "spark_sql_streaming_numRecentProgressUpdates": "2000"}
-# A JVM that lives for minutes on few cores: its second compiler and its second collector cost more than they bring.
+# A JVM that lives for minutes on few cores: its second compiler and its second collector cost more than they gain.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Durations(NamedTuple):
-    """How long all takes."""
+    """How long the parts of the benchmark take."""
 
     seconds: float = 8.0  # at each rate
     warm_up_s: float = 20.0  # a JVM is slow at first
@@ -51,13 +52,13 @@ class Durations(NamedTuple):
 
 class Tried(NamedTuple):
     per_s: float
-    window: Window | None  # None: it was left far behind
+    window: Window | None  # None: it fell far behind
     cores: dict[str, float]
     batch_rows: float
 
     @property
     def is_good(self) -> bool:
-        """In time, and as much comes out as goes in."""
+        """In time, and the output keeps up with the input."""
         return self.window is not None and self.window.p99_ms < WANTED_P99_MS
 
 
@@ -69,7 +70,7 @@ def through(
     spark: Any = None,
     config: Config | None = None,
 ) -> dict[str, Any]:
-    """The whole benchmark, in a session of its own unless one is given."""
+    """The whole benchmark, in its own session unless one is given."""
     from headrace.spark import session
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -85,24 +86,24 @@ def through(
 def measure(
     spark: Any, folder: Path, keys: int, plan: Durations, progress: Callable[[int], None], config: Config | None
 ) -> dict[str, Any]:
-    line = StreamUnderTest(spark, folder, keys, config=config)
+    stream = StreamUnderTest(spark, folder, keys, config=config)
     try:
-        line.run(min(WARM_UP_PER_S, plan.first_per_s), plan.warm_up_s)
+        stream.run(min(WARM_UP_PER_S, plan.first_per_s), plan.warm_up_s)
         progress(1)
-        tiny, fixed_ms, replies_fixed_ms = of_tiny(line, plan)
+        tiny, fixed_ms, replies_fixed_ms = of_tiny(stream, plan)
         progress(1)
         tried: list[Tried] = []
 
         def attempt(per_s: float) -> bool:
-            tried.append(at_rate(line, per_s, plan.seconds))
+            tried.append(at_rate(stream, per_s, plan.seconds))
             progress(1)
             return tried[-1].is_good
 
         search(attempt, plan.first_per_s, plan.steps_max)
         progress(plan.steps_max - len(tried))
-        checks = line.checks()
+        checks = stream.checks()
     finally:
-        line.close()
+        stream.close()
     naive_per_s = naive(spark, folder / "naive", keys, plan.naive_rows)
     progress(1)
     best = max(tried, key=lambda each: (each.is_good, each.per_s if each.is_good else -each.per_s))
@@ -118,7 +119,7 @@ def measure(
         "fsync": True,
         "changes": False,
         "file_system": file_system(folder),
-        "in_time": best.is_good,  # whether any rate was; if not, the figures are those of the lowest that was tried
+        "in_time": best.is_good,  # whether any rate was; if not, the figures are those of the lowest rate
         "rate_per_s": round(best.per_s),
         "committed_per_s": 0 if window is None else round(window.per_s),
         "latency_of": "a row, from when it is due to the end of the micro-batch that delivers its reply",
@@ -137,28 +138,28 @@ def measure(
     }
 
 
-def of_tiny(line: StreamUnderTest, plan: Durations) -> tuple[Window | None, float, float]:
-    """Micro-batches of next to no rows: what each costs that does not depend on them, in both queries."""
-    before = [len(each.look()) for each in (line.calls, line.replies)]
-    window = line.run(TINY_PER_S, plan.tiny_s)
+def of_tiny(stream: StreamUnderTest, plan: Durations) -> tuple[Window | None, float, float]:
+    """Micro-batches with almost no rows: the fixed cost of each, in both queries."""
+    before = [len(each.look()) for each in (stream.calls, stream.replies)]
+    window = stream.run(TINY_PER_S, plan.tiny_s)
     costs = [
         median(batch.took_ms["triggerExecution"] for batch in each.look()[count:])
-        for each, count in zip((line.calls, line.replies), before, strict=True)
+        for each, count in zip((stream.calls, stream.replies), before, strict=True)
     ]
     return window, costs[0], costs[1]
 
 
-def at_rate(line: StreamUnderTest, per_s: float, seconds: float) -> Tried:
-    engine, count = line.runtime._thread.name, len(line.calls.look())
+def at_rate(stream: StreamUnderTest, per_s: float, seconds: float) -> Tried:
+    engine, count = stream.runtime._thread.name, len(stream.calls.look())
     before, began = cores.used(engine), time.perf_counter()
-    window = line.run(per_s, SETTLE_S + seconds + AFTER_S, (SETTLE_S, SETTLE_S + seconds))
+    window = stream.run(per_s, SETTLE_S + seconds + AFTER_S, (SETTLE_S, SETTLE_S + seconds))
     used = cores.between(before, cores.used(engine), time.perf_counter() - began)
-    batches = line.calls.look()[count:]
+    batches = stream.calls.look()[count:]
     return Tried(per_s, window, used, sum(each.rows for each in batches) / max(1, len(batches)))
 
 
 def search(attempt: Callable[[float], bool], first: float, steps_max: int) -> float:
-    """The highest rate that is good, as near as a few attempts come; 0 if none was."""
+    """The highest rate that is good, as close as a few attempts get; 0 if there is none."""
     good, bad, rate = 0.0, math.inf, first
     for _ in range(steps_max):
         if attempt(rate):
@@ -176,13 +177,13 @@ def search(attempt: Callable[[float], bool], first: float, steps_max: int) -> fl
 
 
 def naive(spark: Any, folder: Path, keys: int, rows: int) -> float:
-    """Rows per second of the loop over a dict."""
-    from headrace.spark.sources.paced import PacedSource, PaceFile
+    """The rate of the loop over a dict, in rows per second."""
+    from headrace.spark.sources.paced import PacedSource
 
     folder.mkdir()
     spark.dataSource.register(PacedSource)
-    tap = PaceFile(folder / "schedule.json")
-    tap.give(rows * NAIVE_BATCHES)
+    pace = PaceFile(folder / "schedule.json")
+    pace.add_rows(rows * NAIVE_BATCHES)
     balances = dict.fromkeys(range(keys), ycsb.BALANCE)
 
     def transfer(frame: Any, _: int) -> None:
@@ -193,7 +194,7 @@ def naive(spark: Any, folder: Path, keys: int, rows: int) -> float:
                 balances[src] = balance - 1
                 balances[dst] += 1
 
-    source = spark.readStream.format("headrace.faucet").options(keys=keys, maxRowsPerBatch=rows).load(str(tap.path))
+    source = spark.readStream.format("headrace.paced").options(keys=keys, maxRowsPerBatch=rows).load(str(pace.path))
     writer = source.writeStream.foreachBatch(transfer).option("checkpointLocation", str(folder / "checkpoint"))
     progress = StreamProgress(writer.start())
     try:

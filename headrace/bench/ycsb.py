@@ -3,7 +3,7 @@
 The debtor is drawn uniformly, the creditor by Zipf's law as Gray et al. draw it (not scrambled: rank r is key r), and
 again while it is the debtor. The engine is driven in this thread, from the arguments to the answers, in slices that
 alternate with the reference loop, so that both see the same machine; and once more through a runtime's client, whose
-engine has a thread of its own.
+engine has its own thread.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def transfer_costly(ctx: Context, to: int, spins: int) -> int:
 
 
 def spin(spins: int) -> None:
-    """Work that only costs time."""
+    """Work that does nothing but take time."""
     for _ in range(spins):
         pass
 
@@ -201,7 +201,8 @@ def transfers(keys: int, theta: float, count: int, seed: int) -> list[tuple[int,
 
 
 def run(form: LoopForm, pairs: list[tuple[int, int]], keys: int, progress: Callable[[int], None]) -> SerialFigures:
-    """Reference, engine and client, slice by slice. What they work on is made before, so that none finds it warm."""
+    """Reference, engine and client, slice by slice. Their input is made before, so that none of them finds it in the
+    cache."""
     parts = [pairs[start : start + SLICE] for start in range(0, len(pairs), SLICE)]
     prepared = [
         (
@@ -212,7 +213,7 @@ def run(form: LoopForm, pairs: list[tuple[int, int]], keys: int, progress: Calla
         for part in parts
     ]
     gc.collect()
-    gc.freeze()  # the workload is nobody's garbage
+    gc.freeze()  # the workload is not garbage
     state = dict.fromkeys(range(keys), BALANCE)
     bare, engine = Stopwatch(), Stopwatch()
     expected: list[Any] = []
@@ -253,7 +254,7 @@ def run(form: LoopForm, pairs: list[tuple[int, int]], keys: int, progress: Calla
 
 
 class EngineInThread:
-    """The engine in this thread, as the reference is: from the arguments to the answers, without a runtime."""
+    """The engine in this thread, like the reference: from the arguments to the answers, without a runtime."""
 
     def __init__(self, app: App = app) -> None:
         self._engine = Engine(app)
@@ -268,7 +269,7 @@ class EngineInThread:
 
 
 def bytes_per_entity(keys: int) -> float:
-    """What an account costs in the engine's memory: its place in the table, its key, its state."""
+    """What an account costs in the engine's memory: its entry in the table, its key, its state."""
     with Runtime(app) as runtime:
         runtime.client.map(open_account, list(range(keys)), [(BALANCE + key,) for key in range(keys)])
         table = runtime.engine.program.tables["account"]

@@ -37,7 +37,7 @@ class Mode(enum.StrEnum):
 
 
 def main() -> None:
-    """What the `headrace` command does. An error of ours is told in one line."""
+    """The entry point of the `headrace` command. An error of ours is printed in one line."""
     if any(argument.partition("=")[0] == "--store" for argument in sys.orig_argv):
         fix_hashes()
     try:
@@ -117,7 +117,8 @@ def run(
 
 
 def fix_hashes() -> None:
-    """Begin anew with the hash seed that workers have: a set is walked in the same order when a log is replayed."""
+    """Start this process again with the hash seed of the workers, so that sets have the same order when a log is
+    replayed."""
     if sys.flags.hash_randomization:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONHASHSEED": "0"})
 

@@ -1,4 +1,4 @@
-"""`headrace bench`: each benchmark prints a table, or with --json one line that holds all figures."""
+"""`headrace bench`: each benchmark prints a table, or with --json one line with all figures."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def bench_starts(
 
 
 def finish(result: dict[str, Any], summary: Any, as_json: bool, save: Path | None) -> None:
-    """What every benchmark prints at its end."""
+    """Print the end of every benchmark."""
     from headrace.bench import harness
 
     if save is not None:

@@ -1,4 +1,4 @@
-"""`headrace chaos`: kills and pauses real processes while clients are at work, and judges what they were told."""
+"""`headrace chaos`: kills and pauses real processes while clients are working, and checks the replies that they got."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.chaos.campaign import chaos
 
 
 def run_chaos(seconds: float, seed: int | None, workers: int, store: str | None, as_json: bool) -> bool:
-    """True if nothing is wrong. If something is, what the servers wrote is kept and its place is told."""
+    """Returns True if nothing is wrong. Otherwise the files of the servers are kept, and their place is printed."""
     seed = random.randrange(1 << 31) if seed is None else seed
     told = Console(stderr=True, highlight=False)
     folder = Path(tempfile.mkdtemp(prefix="headrace-chaos-"))

@@ -3,7 +3,7 @@
     a generated stream ──► transact ──► the engine, in this process ──► headrace.changes ──► a running SQL aggregate
                                                                    └──► headrace.state ──► the final tables
 
-At the end a plain loop over the same rows, in the log's order, must have come to the same accounts and hotels.
+At the end a plain loop over the same rows, in the log's order, must give the same accounts and hotels.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run_demo(calls: int) -> None:
 
 
 def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
-    """Run the stream until so many rows are through. Returns how many it were."""
+    """Run the stream until this many rows are through. Returns the number of rows."""
     from headrace.spark import transact
 
     per_batch = max(1_000, min(20_000, calls // 5))
@@ -91,7 +91,7 @@ def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
         while display.done < calls:
             for each in (query, running):
                 if not each.isActive:
-                    each.awaitTermination()  # raises what stopped it
+                    each.awaitTermination()  # raises the error that stopped it
             display.show(runtime.metrics(), spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect())
             time.sleep(0.2)
         query.stop()
@@ -107,7 +107,7 @@ def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
 
 
 class Display:
-    """What is seen while the stream runs."""
+    """The display while the stream runs."""
 
     def __init__(self, out: Console, calls: int) -> None:
         self.done = 0
@@ -166,7 +166,7 @@ def conclude(out: Console, spark: Any, runtime: Runtime, done: int) -> None:
 
 
 def by_hand(rows: list[Any]) -> tuple[Balances, Hotels]:
-    """The oracle: what the calls come to, one after the other."""
+    """The oracle: what the calls give, one after the other."""
     balances = {f"account-{number:03}": OPENING for number in range(ACCOUNTS)}
     hotels: Hotels = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""`headrace doctor`: is all there that Headrace needs, and if not, what to do."""
+"""`headrace doctor`: whether everything is there that Headrace needs, and if not, what to do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Problem(Exception):
 
 
 class MissingOptional(Exception):
-    """Something is not there that most do without; the message says what for, and how to get it."""
+    """An optional part is missing; the message says what it is for, and how to get it."""
 
 
 def python() -> str:
@@ -56,7 +56,7 @@ def archive(warm: bool) -> str:
         raise MissingOptional(
             "Spark could start in 60% of the time: headrace doctor --warm (takes a minute, and 200 MB)"
         )
-    return f"Spark's classes are at hand in {archive.place(home)}"
+    return f"Spark's classes are at hand in {class_archive.place(home)}"
 
 
 def kafka(install: bool) -> str:
@@ -109,7 +109,7 @@ def disk() -> str:
 
 
 def examine(install_java: bool, quick: bool, port: int, install_kafka: bool = False, warm: bool = False) -> bool:
-    """Run every check, print what each found. True if all is well; what most do without may be lacking."""
+    """Run every check and print its result. Returns True if all is well; optional parts may be missing."""
     checks: list[tuple[str, Callable[[], str]]] = [
         ("Python", python),
         ("packages", packages),

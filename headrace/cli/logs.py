@@ -1,4 +1,4 @@
-"""`headrace log`: what the records of a store's log say, in tables or JSON; and whether they can all be read."""
+"""`headrace log`: the records of a store's log, as tables or JSON; and whether they can all be read."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def of_epoch(header: EpochHeader, columns: Columns, failures: dict[int, Any], ca
         "code": header.fingerprint[:8],
     }
     if calls:
-        # Rows of a source's batch stand in the record of that batch.
+        # The rows of a source's batch are in the record of that batch.
         own = [
             row for piece, start in pieces_of(header) if not piece.source for row in range(start, start + piece.size)
         ]
@@ -160,7 +160,7 @@ def call_text(call: dict[str, Any]) -> str:
 
 
 def verify_log(store: str, as_json: bool) -> bool:
-    """Both logs: every frame, and whether what is in the records can be read."""
+    """Both logs: every frame, and whether the records in them can be read."""
     past = StoreReader(store)
     found = {name: examine(past.store, name) for name in (LOG, REPLIES)}
     unreadable = [text for name, report in found.items() if report.is_sound for text in unreadable_in(past, name)]
@@ -202,7 +202,7 @@ def plain(report: ExamineReport) -> dict[str, Any]:
 
 
 def repair_log(store: str, is_sure: bool, as_json: bool) -> bool:
-    """True if both logs are sound now, from the newest snapshot on."""
+    """Returns True if both logs are sound now, from the newest snapshot on."""
     past = StoreReader(store)
     out = Console(highlight=False, soft_wrap=True)
     if not is_sure:

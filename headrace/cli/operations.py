@@ -1,5 +1,5 @@
-"""The commands that look after a store: its log, its snapshots, its state. Most read only, and may do so while the app
-runs; what they change, they say."""
+"""The commands for a store: its log, its snapshots, its state. Most only read, and can be used while the app runs; the
+others say what they change."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from rich.progress import Progress
 
 from headrace.sim.cases import CaseVerdict, Judge, draw_case, shrink
 
-CASE_S_MAX = 600  # one that takes longer hangs
+CASE_S_MAX = 600  # a case that takes longer hangs
 HANGS = "hangs"
-SHRUNK_MAX = 20  # seeds whose cases are made smaller at once
+SHRUNK_MAX = 20  # seeds whose cases are shrunk right away
 
 
 class Tally(msgspec.Struct):
-    """What came of many cases."""
+    """The results of many cases."""
 
     cases: int = 0
     transactions: int = 0
@@ -68,7 +68,7 @@ class Tally(msgspec.Struct):
 
 
 def programs_one(seed: int, as_json: bool, shrinks: bool) -> bool:
-    """Repeat one case and say all about it."""
+    """Repeat one case and print everything about it."""
     judge, case = Judge(), draw_case(seed)
     case, verdict = shrink(judge, case) if shrinks else (case, judge.judge(case))
     if as_json:
@@ -86,7 +86,7 @@ def programs_one(seed: int, as_json: bool, shrinks: bool) -> bool:
 
 
 def programs_many(first: int, seconds: float, jobs: int, as_json: bool) -> bool:
-    """Cases from `first` on for so many seconds; the last line printed tells it all."""
+    """Run cases from `first` on for this many seconds; the last line printed has all results."""
     began_s = time.monotonic()
     tally, lock = Tally(), threading.Lock()
     jobs = jobs or os.cpu_count() or 1
@@ -118,15 +118,15 @@ def programs_many(first: int, seconds: float, jobs: int, as_json: bool) -> bool:
 
 
 def make_smaller(found: list[dict[str, Any]]) -> None:
-    """Note with each violation a smaller case that shows it: once for a seed, and not for one that hangs."""
+    """Add to each violation a smaller case that shows it: once per seed, and not for a case that hangs."""
     by_seed = {each["seed"]: each for each in found if not each["violation"].startswith(HANGS)}
-    for seed in list(by_seed)[:SHRUNK_MAX]:  # the others on demand: --seed N --shrink
+    for seed in list(by_seed)[:SHRUNK_MAX]:  # the others on request: --seed N --shrink
         case, verdict = shrink(Judge(), draw_case(seed))
         by_seed[seed]["shrunk"] = case.described() | {"violations": verdict.violations}
 
 
 def run_part(first: int, step: int, until_s: float) -> Iterator[CaseVerdict]:
-    """Every `step`th case from `first` on, in a process of its own. One that hangs is a violation."""
+    """Run every `step`th case from `first` on in its own process. A case that hangs is a violation."""
     seed = first
     while time.monotonic() < until_s:
         script = f"from headrace.cli.random_programs import run_cases; run_cases({seed}, {step}, {until_s})"
@@ -141,7 +141,8 @@ def run_part(first: int, step: int, until_s: float) -> Iterator[CaseVerdict]:
 
 
 def run_cases(first: int, step: int, until_s: float) -> None:
-    """What one of several processes does: a line for each case, and at least one, however late it could start."""
+    """The body of one of several processes: prints a line for each case, and runs at least one, however late it
+    starts."""
     judge = Judge()
     gc.disable()
     for count, seed in enumerate(itertools.count(first, step), start=1):

@@ -46,7 +46,7 @@ def restore_into(target: str, store: str, epoch: int, into: str, as_json: bool) 
 
 
 class Difference(msgspec.Struct):
-    """The first row of a function that came out otherwise, and how many there were."""
+    """The first row of a function that gave another result, and how many there were."""
 
     function: str
     tid: int
@@ -88,7 +88,7 @@ def verify_stretch(target: str, store: str, first: int | None, last: int | None,
     return not found
 
 
-Outcomes = list[tuple[str, str]]  # of an epoch's rows: a digest, and as it reads
+Outcomes = list[tuple[str, str]]  # of an epoch's rows: a digest, and its text
 
 
 def outcomes_of(epoch: Epoch) -> Outcomes:
@@ -96,14 +96,14 @@ def outcomes_of(epoch: Epoch) -> Outcomes:
 
 
 def outcome_of(result: Any, failure: Failure | None) -> tuple[str, str]:
-    """The message of a failure is not compared: exceptions that show an object show its address."""
+    """The message of a failure is not compared: it may show an object's address."""
     data = encode([result, None if failure is None else (failure.code, failure.type, failure.function, failure.key)])
     text = shown(result) if failure is None else f"an abort ({failure.type}: {failure.message})"
     return hashlib.blake2b(data, digest_size=12).hexdigest(), text
 
 
 def compare(epoch: Epoch, before: Outcomes, found: dict[str, Difference]) -> None:
-    """The first difference of each function counts, and their number."""
+    """Keep the first difference of each function, and count them."""
     now = outcomes_of(epoch)
     before = [*before, *[("", "nothing")] * (len(now) - len(before))]
     for row, ((digest, text), (other, was)) in enumerate(zip(now, before, strict=True)):
@@ -117,7 +117,7 @@ def compare(epoch: Epoch, before: Outcomes, found: dict[str, Difference]) -> Non
 
 
 def other_code(past: StoreReader, app: App, replay: Replay) -> list[str]:
-    """How the code that logged these epochs differs from what ran them now."""
+    """How the code that logged these epochs differs from the code that runs them now."""
     mine, found = fingerprint(app), []
     for digest in sorted(replay.codes - {mine.digest}):
         known = past.known_fingerprint(digest)
@@ -126,7 +126,7 @@ def other_code(past: StoreReader, app: App, replay: Replay) -> list[str]:
 
 
 def replay_elsewhere(target: str, store: str, first: int | None, last: int | None) -> Iterator[tuple[int, Outcomes]]:
-    """A second replay, by another process that has another hash seed: what depends on either comes out otherwise."""
+    """A second replay, in another process with another hash seed: results that depend on either differ."""
     script = f"from headrace.cli.replay import tell_outcomes; tell_outcomes({target!r}, {store!r}, {first!r}, {last!r})"
     seed = OTHER_SEED if os.environ.get("PYTHONHASHSEED") != OTHER_SEED else "2"
     environment = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
@@ -140,7 +140,7 @@ def replay_elsewhere(target: str, store: str, first: int | None, last: int | Non
 
 
 def tell_outcomes(target: str, store: str, first: int | None, last: int | None) -> None:
-    """What the second process does: a line for each epoch."""
+    """The body of the second process: prints a line for each epoch."""
     replay = StoreReader(store, load(target)).replay(last, None if first is None else first - 1, is_strict=False)
     for epoch in replay.epochs:
         sys.stdout.buffer.write(msgspec.json.encode((epoch.number, outcomes_of(epoch))) + b"\n")
@@ -177,7 +177,7 @@ def tell(result: dict[str, Any], past: StoreReader) -> None:
 
 
 def upgrade_store(target: str, store: str, as_json: bool) -> None:
-    """A snapshot at the log's end, made by the code that wrote the log."""
+    """Make a snapshot at the log's end, with the code that wrote the log."""
     app = load(target)
     past = StoreReader(store, app)
     newest = max(

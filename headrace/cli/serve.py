@@ -1,4 +1,4 @@
-"""`headrace run`, `headrace call` and `headrace rescale`: an app behind HTTP, and what can be asked of it."""
+"""`headrace run`, `headrace call` and `headrace rescale`: an app behind HTTP, and requests to it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class FromKafka:
-    """What `--kafka` and the options with it say."""
+    """The values of `--kafka` and its options."""
 
     brokers: str
     requests: str
@@ -47,7 +47,7 @@ class FromKafka:
 
 @dataclasses.dataclass(frozen=True)
 class OnSpark:
-    """What `--master` and `--conf` say."""
+    """The values of `--master` and `--conf`."""
 
     master: str
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -77,7 +77,7 @@ def serve(
     kafka: FromKafka | None = None,
     on: OnSpark | None = None,
 ) -> None:
-    """Run the app named by `target` and serve it, until it is interrupted. Asked to end, it ends in peace."""
+    """Run the app named by `target` and serve it until it is interrupted. SIGTERM ends it cleanly, too."""
     signal.signal(signal.SIGTERM, leave)
     app = load(target)
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -94,7 +94,7 @@ def serve(
         stack.enter_context(listener)
         if kafka is not None and store is None:
             raise BadRequest("requests from Kafka go through a store: add --store, a folder or s3://bucket/prefix")
-        is_hosted = on is not None and not on.is_local  # else workers are processes beside Spark
+        is_hosted = on is not None and not on.is_local  # otherwise workers are processes beside Spark
         if on is not None and on.settings and kafka is None and not is_hosted:
             raise BadRequest(f"--master {on.master} without --kafka starts no Spark: leave --conf out")
         spark = stack.enter_context(in_spark(kafka, on)) if kafka is not None or is_hosted else None
@@ -126,11 +126,11 @@ def serve(
 
 @contextlib.contextmanager
 def in_spark(kafka: FromKafka | None, on: OnSpark | None) -> Iterator[Any]:
-    """A Spark of its own."""
+    """A Spark session of its own."""
     from headrace.spark import session
     from headrace.spark.kafka import connector
 
-    found = None if kafka is None else connector.find()  # else your own settings of Spark may name it
+    found = None if kafka is None else connector.find()  # otherwise your own Spark settings may name it
     settings = {} if kafka is None else {"spark.task.maxFailures": "1"}  # a task that is tried again writes again
     settings |= (found.settings if found else {}) | (on.settings if on else {})
     master = f"local[{max(2, os.cpu_count() or 2)}]" if on is None else on.master
@@ -152,7 +152,7 @@ def piped(kafka: FromKafka, store: str, spark: Any) -> Iterator[Pipeline]:
     client = {} if kafka.properties is None else read_properties(kafka.properties)
     topics = tuple(topic.strip() for topic in kafka.requests.split(","))
     wanted = Kafka(kafka.brokers, topics, kafka.replies, client)
-    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)  # what fails in a stream is told by the pipeline
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)  # the pipeline reports failures
     with Pipeline(wanted, store, spark, checkpoint=kafka.checkpoint) as pipeline:
         yield pipeline
 
@@ -162,11 +162,11 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 
 def end_with(part: Driver | Pipeline, server: uvicorn.Server, pipeline: Pipeline | None) -> None:
-    """A runtime that has stopped itself (another one took over, the disk is full) is served no longer, and what it has
-    not told to Kafka is told by who comes next."""
+    """Stop serving a runtime that has stopped itself (another one took over, the disk is full). Its successor writes
+    the replies that are not in Kafka yet."""
     try:
         part.wait()
-    except BaseException:  # told when the server has ended
+    except BaseException:  # reported when the server has ended
         if pipeline is not None:
             pipeline.abandon()
     server.should_exit = True
@@ -195,13 +195,13 @@ def explain(runtime: Driver, url: str, store: str | None) -> None:
 def call(
     url: str, function: str, key: str | int, args: list[str], request_id: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """Status and answer of one call."""
+    """The status and the answer of one call."""
     wanted = {"function": function, "key": key, "args": [parse(arg) for arg in args], "request_id": request_id}
     return post(url, "/v1/call", wanted)
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Status and answer of a request."""
+    """The status and the answer of a request."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise BadRequest(f"{url!r} is no address; http://127.0.0.1:8090 would be one")
     request = urllib.request.Request(

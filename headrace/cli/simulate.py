@@ -1,4 +1,4 @@
-"""`headrace sim`: one seed in full, or many on all cores, each core a process of its own."""
+"""`headrace sim`: one seed in full, or many on all cores, each core with its own process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from headrace.sim.run import PROBES, RunReport, simulate
 from headrace.sim.shrink import shrink
 
 SHOWN_MAX = 10  # violations printed
-SEED_S_MAX = 60  # one that takes longer hangs
+SEED_S_MAX = 60  # a seed that takes longer hangs
 
 
 def sim_one(seed: int, as_json: bool, trace: bool, shrinks: bool) -> bool:
-    """Repeat one seed and say all about it."""
+    """Repeat one seed and print everything about it."""
     be_quiet()
     began_s = time.monotonic()
     report = shrink(draw(seed))[1] if shrinks else simulate(seed, print if trace else None)
@@ -51,7 +51,7 @@ def sim_one(seed: int, as_json: bool, trace: bool, shrinks: bool) -> bool:
 
 
 def sim_many(first: int, seeds: int, jobs: int, as_json: bool) -> bool:
-    """Run `seeds` seeds from `first` on; the last line printed tells it all."""
+    """Run `seeds` seeds from `first` on; the last line printed has all results."""
     began_s = time.monotonic()
     be_quiet()
     jobs = min(jobs or os.cpu_count() or 1, seeds)
@@ -67,12 +67,12 @@ def sim_many(first: int, seeds: int, jobs: int, as_json: bool) -> bool:
 
 
 def be_quiet() -> None:
-    """A disk that fails is no news here."""
+    """Failures of a simulated disk are not worth a log line."""
     logging.getLogger("headrace.durability").setLevel(logging.CRITICAL)
 
 
 def sim_part(seeds: range) -> None:
-    """What one of several processes does: a line for each seed. One that hangs ends it."""
+    """The body of one of several processes: prints a line for each seed. A seed that hangs ends it."""
     be_quiet()
     for seed in seeds:
         faulthandler.dump_traceback_later(SEED_S_MAX, exit=True)
@@ -81,7 +81,7 @@ def sim_part(seeds: range) -> None:
 
 
 def guarded(seed: int) -> RunReport:
-    """A mistake of the simulator itself is a violation, too."""
+    """An error of the simulator itself is a violation, too."""
     try:
         return simulate(seed)
     except Exception as error:
@@ -115,7 +115,7 @@ def gather(first: int, seeds: int, jobs: int, advance: Callable[[], None]) -> li
 
 
 def run_part(seeds: range) -> Iterator[RunReport]:
-    """Seeds in a process of their own."""
+    """Run seeds in a process of their own."""
     numbers = f"{seeds.start}, {seeds.stop}, {seeds.step}"
     script = f"from headrace.cli.simulate import sim_part; sim_part(range({numbers}))"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as part:
@@ -125,7 +125,7 @@ def run_part(seeds: range) -> Iterator[RunReport]:
 
 
 def summary(reports: list[RunReport], seconds: float) -> dict[str, Any]:
-    """All runs in one object, the same for the same seeds, whoever ran them; but for the seconds."""
+    """All runs in one object. The same seeds give the same object, however they are run, except for the seconds."""
     digest = hashlib.blake2b(digest_size=16)
     faults: Counter[str] = Counter()
     probes: Counter[str] = Counter(dict.fromkeys(PROBES, 0))

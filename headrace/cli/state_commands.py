@@ -1,4 +1,4 @@
-"""`headrace snapshot` and `headrace state`: what was made durable, and the state at the end of any epoch."""
+"""`headrace snapshot` and `headrace state`: the durable snapshots, and the state at the end of any epoch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def list_snapshots(store: str, as_json: bool) -> None:
         print(in_json({"store": past.store.url, "snapshots": rows}))
         return
     table = Table("epoch", "term", "complete", "layers", "objects", "bytes", "log from")
-    table.add_column("manifest", overflow="fold")  # whole, also in a narrow terminal
+    table.add_column("manifest", overflow="fold")  # in full, even in a narrow terminal
     for row in rows:
         cells = [row["epoch"], row["term"], "yes" if row["complete"] else escape(row["trouble"])]
         cells += [row.get(name, "") for name in ("layers", "objects", "bytes", "position")]
@@ -85,7 +85,7 @@ def show_snapshot(store: str, epoch: int | None, as_json: bool) -> None:
 
 
 def tables_at(store: str, target: str | None, epoch: int | None) -> tuple[int, dict[str, dict[Any, Any]]]:
-    """The sealed state at the end of an epoch. Without the app's code, of the newest snapshot up to there."""
+    """The sealed state at the end of an epoch. Without the app's code, that of the newest snapshot up to there."""
     past = StoreReader(store, None if target is None else load(target))
     if target is not None:
         replay = past.replay(epoch)

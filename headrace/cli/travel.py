@@ -15,7 +15,7 @@ class Rooms:
     takings: int = 0
 
 
-hotel = app.operator("hotel", state=Rooms, changes=True)  # what it writes is a stream, too
+hotel = app.operator("hotel", state=Rooms, changes=True)  # its changes are a stream, too
 
 
 @account.register

@@ -1,1 +1,1 @@
-"""What a user writes: apps, operators, functions, and the context they are handed. Knows nobody."""
+"""What a user writes: apps, operators, functions, and the context that functions get. Imports no other part."""

@@ -19,8 +19,8 @@ Class = TypeVar("Class", bound=type)
 
 
 class External(NamedTuple):
-    """A function of the outside world. It gets an idempotency key before its arguments: asked with the same key again,
-    it must not act twice."""
+    """A function of the outside world. It gets an idempotency key before its arguments: if it is called again with the
+    same key, it must not act twice."""
 
     name: str
     function: Callable[..., Any]
@@ -30,7 +30,7 @@ class External(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A call that is made again and again."""
+    """A call that is made repeatedly."""
 
     name: str
     when: cron.Cron | cron.Interval
@@ -40,7 +40,7 @@ class Schedule(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its own, among what is to happen later."""
+        """The key of its own entity, among the timers."""
         return f"every/{self.name}"
 
 
@@ -67,11 +67,11 @@ class App:
         migrate: Callable[..., Any] | None = None,
         changes: bool = False,
     ) -> Operator:
-        """An entity type. `state` names the type of its state (needed for a dataclass or struct that no function's
-        annotation names), `combine(state, delta)` allows `ctx.merge`, and `partition_by(key)` keeps entities with
-        equal parts on one worker. With a `ttl` (seconds, or a timedelta) an entity is gone so long after it was last
-        written, by the log's time. `migrate` makes states of an older version of the app into those of this one. With
-        `changes` a store keeps what each epoch changed, before and after, for `headrace.changes`."""
+        """Define an entity type. `state` is the type of its state (needed for a dataclass or struct that is in no
+        function's annotations), `combine(state, delta)` allows `ctx.merge`, and `partition_by(key)` keeps entities with
+        equal results on one worker. With a `ttl` (seconds, or a timedelta) an entity is deleted that long after it was
+        last written, by the log's time. `migrate` converts states of an older version of the app. With `changes` a
+        store keeps what each epoch changed, before and after, for `headrace.changes`."""
         if name in self.operators:
             raise ModelError(f"operator {name} is defined twice in app {self.name}")
         if name == RESERVED:
@@ -84,9 +84,9 @@ class App:
     def external(
         self, name: str, function: Callable[..., Any], *, timeout: float = 10.0, tries: int = 3, backoff: float = 0.1
     ) -> External:
-        """Make a function of the outside world known: `function(idempotency_key, *args)`, for `ctx.call_external` and
-        `ctx.send_external`. It runs in a thread beside the coordinator; each of its tries may take `timeout` seconds,
-        and between two of them it waits, `backoff` seconds at first and twice as long each time."""
+        """Register a function of the outside world: `function(idempotency_key, *args)`, for `ctx.call_external` and
+        `ctx.send_external`. It runs in a thread beside the coordinator. Each try may take `timeout` seconds; between
+        two tries it waits, `backoff` seconds at first and twice as long each time."""
         if not NAME.match(name) or name in self.externals:
             raise ModelError(f"{name!r} cannot name an external function: it is taken, or no plain name")
         if not callable(function):
@@ -106,8 +106,9 @@ class App:
         *args: Any,
         name: str | None = None,
     ) -> Schedule:
-        """Call a function again and again: at cron's times in UTC ("*/5 * * * *"), or every so often. If several times
-        were missed, because nothing ran, it is called once. `name` tells schedules apart, also in the next version."""
+        """Call a function repeatedly: at cron times in UTC ("*/5 * * * *"), or at an interval. If several times were
+        missed because the app was not running, it is called once. `name` identifies the schedule, also in the next
+        version."""
         if not isinstance(function, Function):
             raise ModelError(f"every calls a registered function, not {function!r}")
         name = name or function.name
@@ -117,7 +118,7 @@ class App:
         return schedule
 
     def record(self, cls: Class) -> Class:
-        """Make a dataclass or msgspec struct known that stands in no annotation; usable as a decorator."""
+        """Register a dataclass or msgspec struct that is in no annotation; usable as a decorator."""
         if not is_record(cls):
             raise ModelError(f"{cls!r} is neither a dataclass nor a msgspec struct")
         self._records.append(cls)
@@ -149,14 +150,14 @@ class App:
 
 
 def hints_of(function: Function) -> dict[str, Any]:
-    """The annotations of a function, resolved; those of the context left out."""
+    """The resolved annotations of a function, without that of the context."""
     first = next(iter(inspect.signature(function.body).parameters))
     names = {name: hint for name, hint in function.body.__annotations__.items() if name != first}
     bare = type("annotations", (), {"__annotations__": names, "__module__": function.body.__module__})
     scope = dict(inspect.getclosurevars(function.body).nonlocals)
     try:
         return typing.get_type_hints(bare, function.body.__globals__, scope, include_extras=True)
-    except Exception as error:  # an annotation as text may be anything
+    except Exception as error:  # an annotation given as a string may be anything
         raise ModelError(f"{function.full_name}: an annotation cannot be resolved: {error}") from None
 
 

@@ -1,8 +1,8 @@
-"""What a call draws: numbers, ids. Nothing here is drawn by chance: all of it follows from the app's seed, the TID, the
-path of the call in its transaction, and how often it drew before. So it is the same whenever and wherever the call is
-run again.
+"""What a call draws: random numbers and ids. Nothing here is left to chance: everything follows from the app's seed,
+the TID, the path of the call in its transaction, and how often it drew before. So it is the same whenever and wherever
+the call is run again.
 
-(`random` is imported for the class alone, and every instance is seeded.)
+(Only the class is imported from `random`, and every instance is seeded.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ID = re.compile(r"[1-9][0-9]{0,18}-[0-9a-f]{32}\Z")
 
 
 class Chance:
-    """One call's."""
+    """The random numbers and ids of one call."""
 
     __slots__ = ("_counts", "_origin", "_random", "tid")
 
@@ -35,7 +35,7 @@ class Chance:
         return uuid.UUID(bytes=self._digest("uuid"), version=4)
 
     def id(self, kind: str) -> str:
-        """Of something that this call brings about: a timer, a message, an external call."""
+        """The id of something that this call creates: a timer, a message, an external call."""
         return f"{self.tid}-{self._digest(kind).hex()}"
 
     def _digest(self, kind: str) -> bytes:

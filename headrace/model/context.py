@@ -1,7 +1,7 @@
-"""What a function may do: the context it is handed as its first argument.
+"""What a function may do: the context that it gets as its first argument.
 
-This is the face the user sees. The engine's modes implement it (`core/contexts.py`); a function never makes one, and
-a context is good only while the call that it was made for runs.
+This is the interface for users. The engine's modes implement it (`core/contexts.py`). A function never makes one, and a
+context is valid only while its call runs.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Context(ABC):
     @property
     @abstractmethod
     def now(self) -> datetime.datetime:
-        """The logged time of the transaction's epoch, in UTC: the same for all transactions of an epoch, and whenever
-        it is run again. It never goes back."""
+        """The logged time of the transaction's epoch, in UTC: the same for all transactions of an epoch, and when it is
+        run again. It never goes back."""
 
     @property
     @abstractmethod
     def random(self) -> Random:
-        """Random numbers of this call's own: the same whenever it is run again, and other ones in every other call."""
+        """Random numbers for this call: the same when it is run again, and different in every other call."""
 
     @abstractmethod
     def uuid(self) -> uuid.UUID:
-        """A new UUID, which is the same whenever this call is run again."""
+        """A new UUID, which is the same when this call is run again."""
 
     @overload
     def get(self) -> Any: ...
@@ -53,7 +53,7 @@ class Context(ABC):
     def get(self, default: Value) -> Value: ...
     @abstractmethod
     def get(self, default: Any = None) -> Any:
-        """This entity's state, a copy of it; `default` where it has none."""
+        """A copy of this entity's state; `default` if it has none."""
 
     @abstractmethod
     def put(self, value: Any) -> None:
@@ -61,11 +61,11 @@ class Context(ABC):
 
     @abstractmethod
     def delete(self) -> None:
-        """Remove this entity's state; no error where it has none."""
+        """Remove this entity's state; no error if it has none."""
 
     @abstractmethod
     def merge(self, delta: Any) -> None:
-        """Combine `delta` into the state with the operator's `combine`; where there is no state, `delta` becomes it."""
+        """Combine `delta` into the state with the operator's `combine`; without a state, `delta` becomes the state."""
 
     @abstractmethod
     def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable[Any]:
@@ -77,21 +77,21 @@ class Context(ABC):
 
     @abstractmethod
     def call_later(self, delay: float | datetime.timedelta, function: Function | str, key: Any, /, *args: Any) -> str:
-        """Call one-way, in a transaction of its own, once `delay` (seconds, or a timedelta) has passed after `now`. If
+        """Call one-way, in a separate transaction, once `delay` (seconds, or a timedelta) has passed after `now`. If
         that transaction aborts, it is not tried again. Returns an id for `cancel`."""
 
     @abstractmethod
     def cancel(self, timer: str) -> None:
-        """Drop what `call_later` or `send_external` has ordered, if it has not happened yet."""
+        """Cancel what `call_later` or `send_external` has scheduled, if it has not happened yet."""
 
     @abstractmethod
     def call_external(self, name: str, /, *args: Any) -> Awaitable[Any]:
         """Call a function of the outside world (`app.external`) and await its result, once no earlier transaction can
-        change any more: only in an `async def`. It is called at least once, always with the same idempotency key, also
+        change any more: only in an `async def`. It is called at least once, always with the same idempotency key, even
         if this transaction aborts afterwards. If it fails, this raises `ExternalFailed`."""
 
     @abstractmethod
     def send_external(self, name: str, /, *args: Any, then: Function | str | None = None, key: Any = None) -> str:
-        """Have a function of the outside world called once this transaction is final, if it commits. What it gave comes
-        back as a transaction of its own: `then(ctx, result, error)` of the entity `key` (this one, if it is not given),
-        where `error` is None or says why there is no result. Returns an id for `cancel`."""
+        """Have a function of the outside world called once this transaction is final, if it commits. Its result comes
+        back in a separate transaction: `then(ctx, result, error)` of the entity `key` (default: this one), where
+        `error` is None or says why there is no result. Returns an id for `cancel`."""

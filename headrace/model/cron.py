@@ -1,4 +1,4 @@
-"""When a schedule is due: five fields in UTC (minute hour day month weekday), or every so often."""
+"""When a schedule is due: five fields in UTC (minute hour day month weekday), or an interval."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FIELDS = (("minute", 0, 59), ("hour", 0, 23), ("day", 1, 31), ("month", 1, 12), 
 SECOND_US = 1_000_000
 MINUTE_US, DAY_US = 60 * SECOND_US, 86_400 * SECOND_US
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-DAYS_MAX = 8 * 366  # the 29th of February is at most so far away
+DAYS_MAX = 8 * 366  # the next 29th of February is at most this far away
 
 
 class Cron:
     """`*/5 9-17 * * 1,3`: lists, ranges and steps; Sunday is 0 or 7. As in every cron, if both the day and the weekday
-    are given, either will do."""
+    are given, either one matches."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -73,7 +73,7 @@ class Cron:
     def before(self, at_us: int, since_us: int) -> int | None:
         """The last time it was due, up to this one and after `since_us`."""
         last, due_us = None, self.after(since_us)
-        if at_us - due_us > 2 * DAY_US:  # long ago: look at the last days only, if they have any
+        if at_us - due_us > 2 * DAY_US:  # long ago: check only the last days, if they have any
             recent = self.after(at_us - 2 * DAY_US)
             due_us = recent if recent <= at_us else due_us
         while due_us <= at_us:
@@ -82,7 +82,7 @@ class Cron:
 
 
 class Interval:
-    """Every so many microseconds, counted from 1970."""
+    """Every this many microseconds, counted from 1970."""
 
     def __init__(self, every_us: int) -> None:
         if every_us < SECOND_US // 1_000:
@@ -98,7 +98,7 @@ class Interval:
 
 
 def parse(when: str | int | float | datetime.timedelta) -> Cron | Interval:
-    """Cron's five fields, or how often: a timedelta, or seconds."""
+    """Cron's five fields, or an interval: a timedelta, or seconds."""
     if isinstance(when, str):
         return Cron(when)
     return Interval(duration_us(when, "a schedule"))

@@ -1,14 +1,15 @@
-"""The fingerprint of an app: what its functions do and what its state is made of, in few bytes.
+"""The fingerprint of an app: what its functions do and what its state consists of, in a few bytes.
 
-A log can only be replayed by the code that wrote it. So a fingerprint is kept beside it, compared part by part when an
-app starts, and its differences are told in words. Rules:
+A log can only be replayed by the code that wrote it. So a fingerprint is kept with the log and compared part by part
+when an app starts; differences are described for people. Rules:
 1. What does not change a result does not change the fingerprint: comments, layout, docstrings, module names, the
    process, the hash seed.
-2. A function is its own source with all it refers to in the app's own modules: helpers, classes, constants; of what is
-   installed only the name. Registered functions and record types stand for themselves, under their names.
-3. A constant that can change (a list, a dict, an object) counts as the source that made it, not as what is in it now.
+2. A function counts with its own source and everything it refers to in the app's own modules: helpers, classes,
+   constants. Of installed libraries only the name counts. Registered functions and record types are separate parts,
+   under their names.
+3. A mutable constant (a list, a dict, an object) counts as the source that made it, not as its present content.
 
-Never here: files (but for the source that `inspect` finds), the log, what to do about a difference.
+Never here: files (except the source that `inspect` finds), the log, what to do about a difference.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.model.app import App, Schedule, collect, hints_of
 from headrace.model.operator import Function, Operator
 from headrace.model.source import Survey, digest_of
 
-MAY_HOLD_ALL = "*"  # of an operator whose state type is not declared
+MAY_HOLD_ALL = "*"  # for an operator whose state type is not declared
 
 
 class OperatorPrint(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class TypePrint(msgspec.Struct, frozen=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Digests and names only: it can be printed, stored and compared without the app."""
+    """Only digests and names: it can be printed, stored and compared without the app."""
 
     app: str
     functions: dict[str, str]
@@ -56,11 +57,11 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """One name for all of it."""
+        """One digest of all of it."""
         return digest_of(self.plain())
 
     def plain(self) -> dict[str, Any]:
-        """In msgpack's and JSON's own types."""
+        """The fingerprint in msgpack's and JSON's own types."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
@@ -69,7 +70,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
         return msgspec.convert(plain, cls)
 
     def differences(self, other: Fingerprint) -> list[str]:
-        """What is different in the other, later one, in words; nothing if they are the same."""
+        """What is different in the other, later one, as text; empty if they are the same."""
         found = [] if self.app == other.app else [f"the app is {other.app}, it was {self.app}"]
         found += changes("operator", self.operators, other.operators)
         for name, operator in self.operators.items():
@@ -89,7 +90,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 def fingerprint(app: App) -> Fingerprint:
-    """That of an app as it is now. Take it when the app starts: sources are read as they are then."""
+    """The fingerprint of an app as it is now. Take it when the app starts: sources are read at that time."""
     records = {record: record.__qualname__ for record in app.records()}
     survey = Survey(app, records)
     return Fingerprint(
@@ -102,15 +103,15 @@ def fingerprint(app: App) -> Fingerprint:
 
 
 def needs_migration(old: Fingerprint, new: Fingerprint) -> list[str]:
-    """The operators whose stored state the new code does not take as it is: those that are gone, those whose state
-    type, or a record inside it, has other fields, and those that were given a migration, or another one. All other
-    changes leave the state as it is."""
+    """The operators whose stored state the new code cannot use as it is: those that are gone, those whose state type,
+    or a record inside it, has other fields, and those that got a migration, or another one. All other changes leave the
+    state as it is."""
     return [name for name, operator in old.operators.items() if not takes_state(operator, name, old, new)]
 
 
 def remade(old: Fingerprint, new: Fingerprint) -> list[str]:
-    """The operators whose stored state is not what it was when the new code begins: they are migrated, or their states
-    begin or cease to have a time to live."""
+    """The operators whose stored state is different when the new code starts: they are migrated, or their states get or
+    lose a time to live."""
     turned = [
         name
         for name, operator in new.operators.items()
@@ -134,7 +135,7 @@ def same_fields(old: TypePrint | None, new: TypePrint | None) -> bool:
     return old is not None and new is not None and old.fields == new.fields
 
 
-# --- differences in words ---------------------------------------------------------------------------------------------
+# --- differences as text ----------------------------------------------------------------------------------------------
 
 
 def changes(what: str, old: Iterable[str], new: Iterable[str]) -> list[str]:
@@ -208,7 +209,7 @@ def fields_of(record: type) -> list[tuple[str, str]]:
 
 
 def type_text(hint: Any) -> str:
-    """A type as it reads, the same however it was written."""
+    """A type as text, the same however it was written."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is None or hint is type(None):
         return "None"

@@ -17,7 +17,7 @@ Body = Callable[..., Any]
 
 
 class Function:
-    """A registered function: a reference to call it by, and still callable as the plain function it decorates."""
+    """A registered function: a reference to call it by, and still callable as the plain function that was decorated."""
 
     def __init__(self, operator: Operator, body: Body) -> None:
         self.operator, self.body, self.__wrapped__ = operator, body, body
@@ -34,7 +34,7 @@ class Function:
         return f"<function {self.full_name}>"
 
     def _parameters(self, body: Body) -> tuple[inspect.Parameter, ...]:
-        """What a caller gives, without the context."""
+        """The parameters that a caller passes, without the context."""
         if not NAME.match(self.name):
             raise ModelError(f"{self.full_name}: a function needs a plain name to be called by")
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
@@ -51,7 +51,7 @@ class Function:
 
 
 def headrace_expire(ctx: Any) -> bool:
-    """Of every operator with a time to live: delete the state if its time is over. Was it?"""
+    """A function of every operator with a time to live: delete the state if it has expired. Returns whether it had."""
     return bool(ctx.expire())
 
 
@@ -81,12 +81,12 @@ class Operator:
             raise ModelError(f"operator {name}: with a ttl of 0 nothing would ever be there")
         self.name, self.state, self.combine, self.partition_by = name, state, combine, partition_by
         self.migrate = migrate  # from the state of an older version of the app
-        self.changes = changes  # is what epochs change logged? No part of what decides results
+        self.changes = changes  # whether what epochs change is logged; it does not affect results
         self.functions: dict[str, Function] = {}
         self.expire = None if ttl is None else Function(self, headrace_expire)
 
     def register(self, body: Body) -> Function:
-        """Decorate a function of this operator; the name stays usable as a reference to it."""
+        """Register a function of this operator, as a decorator; the name remains a reference to it."""
         if not inspect.isfunction(body):
             raise ModelError(f"operator {self.name}: {body!r} is not a function; register takes a def or an async def")
         function = Function(self, body)

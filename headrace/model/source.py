@@ -1,8 +1,8 @@
-"""What a piece of an app's code is, with all that it refers to: plain values that can be compared and hashed.
+"""A piece of an app's code, with everything that it refers to, as plain values that can be compared and hashed.
 
-A survey walks from a function to whatever it names. Each definition it meets becomes a row: its syntax tree, without
-positions and docstrings, and for every name that it takes from outside what stands there. Rows refer to each other by
-number, in the order they are met, so a cycle is no problem and no module name gets in.
+A survey walks from a function to everything it names. Each definition becomes a row: its syntax tree, without positions
+and docstrings, and for every name from outside what it refers to. Rows refer to each other by number, in the order in
+which they are found, so cycles are not a problem and no module names are included.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from headrace.model.operator import Function, Operator
 
 Plain = Any  # lists, strings and numbers
 Scope = Mapping[str, Any]
-Chain = tuple[str, ...]  # a name, and the attributes behind it
+Chain = tuple[str, ...]  # a name, and the attributes after it
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 FRAMEWORK = "headrace"
 INSTALLED = ("/site-packages/", "/dist-packages/", "/lib/python")
 FROM_OUTSIDE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_GLOBALS")
-LEFT_OUT = ("ctx", "kind", "type_comment", "type_ignores")  # of a syntax tree: says nothing, or not in every Python
-MODULES_MAX = 10  # that a name may have been imported through
+LEFT_OUT = ("ctx", "kind", "type_comment", "type_ignores")  # of a syntax tree: without meaning, or not in every Python
+MODULES_MAX = 10  # through which a name may have been imported
 DIGEST_BYTES = 16
 SCALARS = (bool, int, float, complex, str, bytes, Decimal, date, time, timedelta, UUID, re.Pattern)
 
 
 class Home:
-    """Which modules are the app's own: those of its functions, their packages, and what lies beside them; but nothing
-    that is installed, and nothing of the framework except the package that an app lives in."""
+    """Which modules are the app's own: those of its functions, their packages, and what is beside them; but nothing
+    that is installed, and nothing of the framework except the package that an app is in."""
 
     def __init__(self, app: App) -> None:
         self.packages: set[str] = set()
         self.folders: set[str] = set()
         for function in app.functions:
             scope = function.body.__globals__
-            spec = scope.get("__spec__")  # of python -m package.module, it has the name that others import it by
+            spec = scope.get("__spec__")  # of python -m package.module: it has the name under which others import it
             self.packages.add(package_of(function.body.__module__))
             self._add(function.body.__module__ if spec is None else spec.name, scope.get("__file__"))
 
@@ -74,12 +74,12 @@ class Home:
 
 
 def package_of(module: str) -> str:
-    """Its top-level package; of the framework, the part."""
+    """The top-level package of a module; inside the framework, the part."""
     return ".".join(module.split(".")[: 2 if module.startswith(f"{FRAMEWORK}.") else 1])
 
 
 class SourceDefinition(NamedTuple):
-    """A definition as it stands in the source: a digest of its syntax tree, the names that it takes from outside, and
+    """A definition as written in the source: a digest of its syntax tree, the names that it takes from outside, and
     where those are found."""
 
     digest: str
@@ -88,14 +88,14 @@ class SourceDefinition(NamedTuple):
 
 
 class Survey:
-    """Describes the functions of one app. `records` are types that stand for themselves."""
+    """Describes the functions of one app. `records` are types that are separate parts."""
 
     def __init__(self, app: App, records: Mapping[type, str]) -> None:
         self.app, self.records, self.home, self.trees = app, records, Home(app), Trees()
         self._written: dict[Any, SourceDefinition] = {}
 
     def function(self, function: Function) -> Plain:
-        """A registered function and all that it refers to."""
+        """A registered function and everything that it refers to."""
         return Walk(self, function.body).rows
 
     def value(self, value: Any) -> Plain:
@@ -103,10 +103,10 @@ class Survey:
         return Walk(self, value).rows
 
     def methods(self, record: type) -> Plain:
-        """Of a record type all but its fields' names and types."""
+        """Everything of a record type except its fields' names and types."""
         return Walk(self, None, record).rows
 
-    # --- what the walks ask ---
+    # --- used by the walks ---
 
     def owns(self, thing: Any) -> bool:
         module = getattr(thing, "__module__", None)
@@ -124,7 +124,7 @@ class Survey:
         return operator is thing.operator and operator.functions.get(thing.name) is thing
 
     def written(self, thing: Any, is_record: bool = False) -> SourceDefinition:
-        """How a function, a class or a global object is written. What many refer to is read once."""
+        """The source of a function, a class or a global object. What many refer to is read once."""
         found = self._written.get((thing, is_record))
         if found is None:
             if isinstance(thing, FunctionType):
@@ -172,14 +172,14 @@ class Survey:
 
 
 class Trees:
-    """Syntax trees of whole files, each parsed once, and where in them the functions stand."""
+    """Syntax trees of whole files, each parsed once, and where in them the functions are."""
 
     def __init__(self) -> None:
         self._by_file: dict[str, ast.Module] = {}
         self._definitions: dict[ast.Module, dict[tuple[str, int], list[Definition]]] = {}
 
     def of(self, thing: Any) -> ast.Module | None:
-        """Of the file that a function, class or module comes from; None where there is no source."""
+        """The tree of the file that a function, class or module comes from; None if there is no source."""
         try:
             file = inspect.getsourcefile(thing) or inspect.getfile(thing)
             if file not in self._by_file:
@@ -199,7 +199,7 @@ class Trees:
 
 
 class Walk:
-    """One walk: the rows of all that can be reached from one value."""
+    """One walk: the rows of everything that can be reached from one value."""
 
     def __init__(self, survey: Survey, value: Any, record: type | None = None) -> None:
         self.survey = survey
@@ -207,13 +207,13 @@ class Walk:
         self._numbers: dict[Any, int] = {}
         self._ahead: list[Any] = []
         self.rows.append(self.describe(value) if record is None else self._row(record, is_record=True))
-        for thing in self._ahead:  # grows as it is walked
+        for thing in self._ahead:  # grows during the walk
             self.rows.append(self._row(thing))
 
     # --- values ---
 
     def describe(self, value: Any, scope: Scope | None = None, name: str = "") -> Plain:
-        """What a name stands for; `scope` and `name` say where it was found."""
+        """What a name refers to; `scope` and `name` say where it was found."""
         if value is None or value is Ellipsis or value is NotImplemented:
             return [repr(value)]
         if isinstance(value, Function):
@@ -248,7 +248,7 @@ class Walk:
         if isinstance(value, functools.partial):
             named = [[key, self.describe(value.keywords[key])] for key in sorted(value.keywords)]
             return ["partial", self.describe(value.func), [self.describe(arg) for arg in value.args], named]
-        if hasattr(value, "__wrapped__"):  # by lru_cache and the like, which stand above it in the source
+        if hasattr(value, "__wrapped__"):  # by lru_cache and the like, which are above it in the source
             return ["wraps", self.describe(value.__wrapped__)]
         if isinstance(value, property):
             return ["property", *(self.describe(part) for part in (value.fget, value.fset, value.fdel))]
@@ -258,7 +258,7 @@ class Walk:
         return made or ["object", self.describe(type(value))]
 
     def _made(self, scope: Scope, name: str) -> Plain | None:
-        """The statements that made a global object, in the module where they stand."""
+        """The statements that made a global object, in their module."""
         module = module_named(scope.get("__name__"))
         for _ in range(MODULES_MAX):
             tree = None if module is None else self.survey.trees.of(module)
@@ -292,11 +292,12 @@ class Walk:
         return row
 
     def _references(self, chains: list[Chain], scope: Scope) -> Plain:
-        """What the names stand for: `a.b.c` is followed through modules of the app's own, then it is a value."""
+        """What the names refer to: `a.b.c` is followed through modules of the app's own; from there on it is a
+        value."""
         found = []
         for chain in chains:
             if chain[0] not in scope:
-                continue  # a builtin, or bound only later
+                continue  # a builtin, or bound later
             value, where, name = scope[chain[0]], scope, chain[0]
             for step in chain[1:]:
                 if not isinstance(value, ModuleType) or step not in vars(value):
@@ -309,7 +310,7 @@ class Walk:
 
 
 def module_named(name: Any) -> ModuleType | None:
-    """One that was imported before."""
+    """A module that was imported before."""
     try:
         return importlib.import_module(name)
     except (ImportError, TypeError, AttributeError, ValueError):
@@ -329,7 +330,7 @@ def is_code(value: Any) -> bool:
 
 
 def scope_of(function: FunctionType) -> dict[str, Any]:
-    """What a function's free names stand for now."""
+    """The present values of a function's free names."""
     scope = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -358,7 +359,7 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def plain_code(code: CodeType) -> Plain:
-    """Where there is no source: the code itself. It differs from one Python to the next."""
+    """Without source: the code object itself. It differs from one Python to the next."""
     constants = [plain_code(part) if isinstance(part, CodeType) else stable_constant(part) for part in code.co_consts]
     return ["code", code.co_code.hex(), constants, list(code.co_names), list(code.co_varnames), code.co_flags]
 
@@ -402,7 +403,7 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 
 def without_fields(node: ast.ClassDef) -> ast.ClassDef:
-    """Of fields only the defaults are left."""
+    """Of fields, keep only the defaults."""
     body: list[ast.stmt] = []
     for part in node.body:
         if not isinstance(part, ast.AnnAssign):
@@ -413,13 +414,13 @@ def without_fields(node: ast.ClassDef) -> ast.ClassDef:
 
 
 def decorators_of(node: Any) -> list[ast.expr]:
-    """All but `@operator.register`, which says what the function is called, not what it does."""
+    """All decorators but `@operator.register`, which gives the function's name, not what it does."""
     above: list[ast.expr] = getattr(node, "decorator_list", [])
     return [each for each in above if not (isinstance(each, ast.Attribute) and each.attr == "register")]
 
 
 def chains_in(node: ast.AST) -> Iterator[Chain]:
-    """Every name that is read, with the attributes behind it: ("a",), ("a", "b", "c")."""
+    """Every name that is read, with the attributes after it: ("a",), ("a", "b", "c")."""
     for part in ast.walk(node):
         chain: list[str] = []
         while isinstance(part, ast.Attribute):
@@ -430,7 +431,7 @@ def chains_in(node: ast.AST) -> Iterator[Chain]:
 
 
 def definitions_in(tree: ast.Module) -> dict[tuple[str, int], list[Definition]]:
-    """The functions of a file, by their name and first line, as code objects have them."""
+    """The functions of a file, by name and first line, as in code objects."""
     found: dict[tuple[str, int], list[Definition]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda):
@@ -442,7 +443,7 @@ def definitions_in(tree: ast.Module) -> dict[tuple[str, int], list[Definition]]:
 
 
 def holds(node: ast.Lambda, code: CodeType) -> bool:
-    """Of several lambdas in one line, the one whose body the code covers."""
+    """Of several lambdas in one line, find the one whose body the code covers."""
     body = node.body
     return any(
         (line, column, end_line, end_column) == (body.lineno, body.col_offset, body.end_lineno, body.end_col_offset)
@@ -451,7 +452,7 @@ def holds(node: ast.Lambda, code: CodeType) -> bool:
 
 
 def find_class(tree: ast.Module | None, cls: type) -> ast.ClassDef | None:
-    """The class statement of this name, at this place in the file."""
+    """The class statement with this name, at this place in the file."""
     if tree is None:
         return None
     path = [part for part in cls.__qualname__.split(".") if part != "<locals>"]
@@ -463,7 +464,7 @@ def find_class(tree: ast.Module | None, cls: type) -> ast.ClassDef | None:
 
 
 def within(node: ast.AST) -> Iterator[ast.AST]:
-    """The definitions of one level: those in a body, also under an `if`, but not inside one another."""
+    """The definitions of one level: those in a body, also under an `if`, but not nested ones."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield child

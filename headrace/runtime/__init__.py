@@ -1,1 +1,1 @@
-"""Drivers of the core: the in-process runtime, its clients, the HTTP gateway, the clock. Here live threads, sockets."""
+"""Drivers of the core: the runtimes, their clients, the HTTP gateway, the clock. Threads and sockets live here."""

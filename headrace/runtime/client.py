@@ -1,6 +1,7 @@
 """Clients: how a program calls functions and gets replies. Blocking and `async`, one call or many.
 
-`Client` is the face; where the calls go (`LocalClient` in this process, `RemoteClient` over HTTP) is the subclass's.
+`Client` is the interface; subclasses decide where the calls go: `LocalClient` in this process, `RemoteClient` over
+HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from headrace.wire.values import shown
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What became of one request."""
+    """The reply to one request."""
 
     request_id: str
     tid: int | None
@@ -56,7 +57,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Replies(Sequence[Reply]):
-    """The replies to a batch, in its order: rows as you ask for them, kept as columns."""
+    """The replies to a batch, in its order. They are stored as columns; rows are made on access."""
 
     def __init__(self, answers: Answers, unseal: Callable[[Any], Any]) -> None:
         self.answers, self._unseal = answers, unseal
@@ -96,15 +97,15 @@ class Replies(Sequence[Reply]):
 
 
 class Client(ABC):
-    """Calls functions. Every request has an id: yours, or one made here; asked again with the same id and call, the
-    same reply comes back and nothing runs twice."""
+    """Calls functions. Every request has an id: yours, or one made here. A repeat with the same id and the same call
+    gets the same reply, and nothing runs twice."""
 
     def __init__(self) -> None:
         self._name, self._numbers = uuid.uuid4().hex, itertools.count(1)
 
     @abstractmethod
     def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
-        """Send a batch on its way. With `wait`, wait for room; without, raise `Overloaded` if there is none."""
+        """Send a batch. With `wait`, wait for room; without, raise `Overloaded` if there is none."""
 
     def call(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
         """Call a function and wait for its result. Raises `Aborted`, or the reason why the request was refused."""
@@ -116,8 +117,8 @@ class Client(ABC):
         return (await asyncio.wrap_future(future))[0].unwrap()
 
     def batch(self, calls: Sequence[Any], *, request_id: str | None = None) -> Replies:
-        """Run many calls, `(function, key, *args)` each, in this order. Each is a transaction of its own; none raises.
-        With `request_id="x"` the requests have the ids "x/0", "x/1" and so on."""
+        """Run many calls, `(function, key, *args)` each, in this order. Each is its own transaction; a failed call does
+        not raise. With `request_id="x"` the requests have the ids "x/0", "x/1" and so on."""
         return self._many(calls, request_id, wait=True).result()
 
     async def abatch(self, calls: Sequence[Any], *, request_id: str | None = None) -> Replies:
@@ -140,4 +141,4 @@ class Client(ABC):
         return given
 
     def new_id(self) -> str:
-        return f"{self._name}-{os.getpid()}-{next(self._numbers)}"  # a client may be copied by a fork
+        return f"{self._name}-{os.getpid()}-{next(self._numbers)}"  # a fork may copy a client

@@ -1,4 +1,4 @@
-"""The one clock. Whoever needs the time is handed this, or a stand-in."""
+"""The clock. All code that needs the time gets it as an argument, and tests pass their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ Clock = Callable[[], int]
 
 
 def system_clock() -> Clock:
-    """Microseconds since 1970, as the machine has it now; and from then on it never goes back."""
+    """Microseconds since 1970, starting from the machine's time. It never goes back."""
     offset_ns = time.time_ns() - time.monotonic_ns()
     return lambda: (offset_ns + time.monotonic_ns()) // 1_000

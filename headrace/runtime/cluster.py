@@ -1,9 +1,9 @@
-"""The process runtime: a coordinator in this process, workers in their own, ZeroMQ between them.
+"""The process runtime: a coordinator in this process, workers in their own processes, ZeroMQ between them.
 
-One thread drives the coordinator: it waits for frames, for what the workers' lines say, for clients and for its timer,
-all in one poll. It has workers started and stopped as the coordinator wants it, by whoever hosts them (hosting.py), and
-tells the coordinator who is lost: a process that ended, one that is silent for `silence_us_max`, and one that runs a
-single function for longer than `wall_limit_us`, which is killed and its transaction named.
+One thread drives the coordinator. It waits for frames, for messages on the workers' pipes, for clients and for its
+timer, all in one poll. It has workers started and stopped by their host (hosts.py) as the coordinator asks, and tells
+the coordinator which workers are lost: a process that ended, one that is silent for `silence_us_max`, and one that runs
+a single function for longer than `wall_limit_us`, which is killed and its transaction named.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from headrace.durability.store import Store
 
 LOG = logging.getLogger("headrace.cluster")
-CHECK_S_MAX = 0.2  # how often the workers are looked at
-START_SILENCE_US_MAX = 10_000_000  # for a worker until its heart beats; while it loads its app, it does
-DEATHS_TO_CARE = 2  # in a row, with no transaction done in between: from then on workers note what they run
-DEATHS_MAX = 10  # likewise: then it is not the fault of a transaction
-FORGIVEN_S = 600.0  # after so long without one, deaths are not in a row
+CHECK_S_MAX = 0.2  # how often the workers are checked
+START_SILENCE_US_MAX = 10_000_000  # for a worker until its first heartbeat; while it loads its app, it sends them
+DEATHS_TO_DIARY = 2  # in a row, with no transaction done in between: from then on workers record what they run
+DEATHS_MAX = 10  # likewise: then a transaction is not the cause
+FORGIVEN_S = 600.0  # deaths that are further apart do not count as in a row
 
 
 class Cluster(Driver):
-    """Runs an app on several processes: `with Cluster(app, workers=2) as cluster: cluster.client.call(...)`. An app is
-    given as it is, or by its name, "module:attribute"; the workers import it from there."""
+    """Runs an app on several processes: `with Cluster(app, workers=2) as cluster: cluster.client.call(...)`. Pass the
+    app itself or its name, "module:attribute"; the workers import it from there."""
 
     def __init__(
         self,
@@ -86,21 +86,21 @@ class Cluster(Driver):
             opened.restore(core)
         super().__init__(app, config, core, clock, opened)
         self.coordinator: Coordinator = core.backend  # type: ignore[assignment]
-        self.coordinator.names_rows = isinstance(store, str | Path)  # else workers could not open it
+        self.coordinator.names_rows = isinstance(store, str | Path)  # otherwise workers could not open it
         self._hosts = hosts or Processes()
         self._workers: dict[int, Hosted] = {}
-        self._leaving: list[tuple[float, Hosted]] = []  # until when they may take their time
-        self._started = threading.Event()  # all are linked with all; or it failed
+        self._leaving: list[tuple[float, Hosted]] = []  # with the time until which they may end by themselves
+        self._started = threading.Event()  # all workers are linked with each other; or the start failed
         self._deaths, self._done_at_death, self._died_s = 0, 0, 0.0
-        self._blamed: dict[int, int] = {}  # TID -> how many workers died in it
+        self._blamed: dict[int, int] = {}  # TID -> how many workers died while running it
         self._checked_s = time.monotonic()
         self._check_s = min(CHECK_S_MAX, config.wall_limit_us / 4e6, config.silence_us_max / 4e6)
-        self._past = Counts()  # of workers that are gone
-        self._bell, self._ear = socket.socketpair()  # wakes the thread
-        self._bell.setblocking(False)
-        self._ear.setblocking(False)
+        self._past = Counts()  # of workers that have ended
+        self._wake_sender, self._wake_receiver = socket.socketpair()  # wakes the thread
+        self._wake_sender.setblocking(False)
+        self._wake_receiver.setblocking(False)
         self._network = Network(0, Keys.new(), host=self._hosts.host)
-        self._network.watch(self._ear.fileno())
+        self._network.watch(self._wake_receiver.fileno())
         self._peer = Peer(self._network.keys.public, self._network.endpoint)
         self._begin()
         try:
@@ -127,7 +127,7 @@ class Cluster(Driver):
         coordinator, workers = self.coordinator, list(self._workers.values())
         counts = self._network.counts.plus(self._past)
         for worker in workers:
-            counts = counts.plus(worker.beat.counts)
+            counts = counts.plus(worker.heartbeat.counts)
         return {
             **coordinator.metrics(),
             "app": self.app.name,
@@ -151,7 +151,7 @@ class Cluster(Driver):
 
     def _serve_once(self) -> bool:
         self._turn()
-        if self._network.is_congested or self._inbox.empty():  # back-pressure: first let go what is under way
+        if self._network.is_congested or self._inbox.empty():  # back-pressure: first let the queued frames leave
             return True
         batches, asked, is_open = self._gather(self._inbox.get())
         if batches:
@@ -159,16 +159,16 @@ class Cluster(Driver):
         if asked is not None:
             future, question = asked
             if future is None:
-                self._hear(question)
+                self._handle_report(question)
             else:
                 self._step(question(future))
         return is_open
 
     def _turn(self) -> None:
-        """Wait, then see to the workers, to what they sent, and to the time."""
+        """Wait, then handle the workers, their messages, and the timer."""
         ready = self._network.wait(self._patience_ms())
-        if self._ear.fileno() in ready:
-            self._ear.recv(1 << 16)
+        if self._wake_receiver.fileno() in ready:
+            self._wake_receiver.recv(1 << 16)
         for worker in list(self._workers.values()):
             if worker.fd in ready:
                 self._listen(worker)
@@ -192,26 +192,26 @@ class Cluster(Driver):
     def _take(self, frame: Frame) -> None:
         try:
             self._step(Received(frame))
-        except BadMessage:  # well formed, from a known peer, and yet not for a coordinator
+        except BadMessage:  # well formed, from a known peer, but not for a coordinator
             self._network.refused += 1
             self._timer_us = self._clock()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it has been woken often enough, or is gone
-            self._bell.send(b"!")
+        with contextlib.suppress(OSError):  # it has been woken often enough, or has ended
+            self._wake_sender.send(b"!")
 
-    def _let_go(self) -> None:
+    def _clean_up(self) -> None:
         self._started.set()
         leaving = [*self._workers.values(), *(worker for _, worker in self._leaving)]
         for worker in leaving:
-            worker.ask_to_leave()
+            worker.request_stop()
         until_s = time.monotonic() + LEAVE_S_MAX
         for worker in leaving:
             worker.end(max(0.0, until_s - time.monotonic()))
         self._hosts.close()
         self._network.close()
-        self._bell.close()
-        self._ear.close()
+        self._wake_sender.close()
+        self._wake_receiver.close()
 
     def _carry_out(self, effect: Any) -> None:
         match effect:
@@ -229,7 +229,7 @@ class Cluster(Driver):
     # --- the workers ---
 
     def _start(self, number: int) -> None:
-        """A fresh worker: a new process with new keys. What was meant for the one before is forgotten."""
+        """Start a new process with new keys. Whatever was meant for the previous one is dropped."""
         before = self._dismiss(number)
         if before is not None:
             before.end()
@@ -242,7 +242,7 @@ class Cluster(Driver):
             path=sys.path,
             coordinator=self._peer,
             store=self.store_url if self.coordinator.names_rows else None,
-            is_careful=self._deaths >= DEATHS_TO_CARE,
+            keeps_diary=self._deaths >= DEATHS_TO_DIARY,
         )
         worker = self._workers[number] = self._hosts.start(job)
         self._network.watch(worker.fd)
@@ -250,14 +250,14 @@ class Cluster(Driver):
     def _stop(self, number: int) -> None:
         worker = self._dismiss(number)
         if worker is not None:
-            worker.ask_to_leave()
+            worker.request_stop()
             self._leaving.append((time.monotonic() + LEAVE_S_MAX, worker))
 
     def _dismiss(self, number: int) -> Hosted | None:
-        """Nobody talks to this worker any more; its process is still to be ended."""
+        """Stop all communication with this worker. Its process must still be ended."""
         worker = self._workers.pop(number, None)
         if worker is not None:
-            self._past = self._past.plus(worker.beat.counts)
+            self._past = self._past.plus(worker.heartbeat.counts)
             self._network.unwatch(worker.fd)
             self._network.forget(number)
             for other in self._workers.values():
@@ -269,49 +269,49 @@ class Cluster(Driver):
             if isinstance(message, StartFailed):
                 kind = Stopped if self._started.is_set() else ModelError
                 raise kind(f"worker {worker.number} could not start: {message.error}")
-            if isinstance(message, Ready):  # it listens, and has known our key from its beginning
-                self._network.meet(worker.number, worker.key, worker.endpoint)
-                worker.line.send(Peers({0: self._peer}))
+            if isinstance(message, Ready):  # it listens, and has known our key from the start
+                self._network.add_node(worker.number, worker.key, worker.endpoint)
+                worker.pipe.send(Peers({0: self._peer}))
             if isinstance(message, Ready | PeersReached) and worker.is_ready:
                 self._introduce(worker)
 
     def _introduce(self, worker: Hosted) -> None:
-        """One step further with each of the others. Who hears where another one is, is known there already: nobody is
-        taken for a stranger, however late the news."""
+        """One step further with each of the others. A worker learns another's address only after that one knows its
+        key, so no worker is refused as a stranger, however late the messages arrive."""
         for other in self._workers.values():
             if other is not worker and other.is_ready:
-                other.hear_of(worker)
-                worker.hear_of(other)
+                other.add_peer(worker)
+                worker.add_peer(other)
 
     def _is_linked(self) -> bool:
-        """Has everybody been reached by everybody else?"""
+        """Whether every worker and the coordinator have reached each other."""
         workers = self._workers.values()
         keys = {worker.key for worker in workers}
         return keys <= self._network.linked and all(
-            keys - {worker.key} | {self._peer.key} <= worker.met.linked for worker in workers
+            keys - {worker.key} | {self._peer.key} <= worker.reached.linked for worker in workers
         )
 
     def _check(self) -> None:
-        """Who is lost? The lines have been read, so what was said in time counts."""
+        """Find the lost workers. The pipes have been read, so what was sent in time counts."""
         now_s, silence_us_max = time.monotonic(), self.config.silence_us_max
         away_s, self._checked_s = now_s - self._checked_s, now_s
         for worker in list(self._workers.values()):
-            if away_s > 4 * self._check_s:  # it was this process that stood still: nobody is to blame
+            if away_s > 4 * self._check_s:  # this process itself was stopped: no worker is to blame
                 worker.heard_s += away_s
-            if self._workers.get(worker.number) is not worker:  # replaced, for the sake of another
+            if self._workers.get(worker.number) is not worker:  # it was replaced together with another one
                 continue
-            beat = worker.beat
+            heartbeat = worker.heartbeat
             if worker.is_gone():
                 self._lose(worker, "it ended")
-            elif beat.running and beat.running_us > self.config.wall_limit_us:
-                self._lose(worker, "a function did not return", Overran(worker.number, beat.running))
+            elif heartbeat.running and heartbeat.running_us > self.config.wall_limit_us:
+                self._lose(worker, "a function did not return", Overran(worker.number, heartbeat.running))
             elif worker.is_silent(silence_us_max if worker.is_ready else max(silence_us_max, START_SILENCE_US_MAX)):
                 self._lose(worker, "it was silent")
         for until_s, worker in self._leaving:
             if now_s >= until_s or worker.is_gone():
                 worker.end()
-        if any(worker.is_careful for worker in self._workers.values()):
-            self._relax()
+        if any(worker.keeps_diary for worker in self._workers.values()):
+            self._stop_diaries()
         self._leaving = [(until_s, worker) for until_s, worker in self._leaving if not worker.has_ended()]
 
     def _lose(self, worker: Hosted, why: str, event: Lost | Overran | None = None) -> None:
@@ -325,30 +325,30 @@ class Cluster(Driver):
         if self._deaths >= DEATHS_MAX:
             raise Stopped(f"workers died {DEATHS_MAX} times and nothing got done; the last: {why}, exit code {code}")
         for other in list(self._workers.values()):
-            if worker.fell_with(other):  # a fresh one in its place, before the term begins that the loss makes anyway
+            if worker.lost_with(other):  # replace it now: the loss starts a new term anyway
                 self._start(other.number)
         self._step(event or self._explain(worker))
 
     def _explain(self, worker: Hosted) -> Lost | Overran:
-        """Whoever dies twice in the same transaction dies of it: a crash, all memory, C code that never ends. Once may
-        be chance."""
-        tid = worker.last_words()
+        """A worker that dies twice in the same transaction dies of it: a crash, memory exhausted, C code that never
+        ends. A single death may be a coincidence."""
+        tid = worker.last_tid()
         if not tid:
             return Lost(worker.number)
         self._blamed[tid] = self._blamed.get(tid, 0) + 1
         if self._blamed[tid] == 1:
             return Lost(worker.number)
-        self._deaths = DEATHS_TO_CARE
+        self._deaths = DEATHS_TO_DIARY
         return Overran(worker.number, tid)
 
-    def _relax(self) -> None:
-        """Workers were started to be careful; once the epochs that were under way at the last death are done, it is
-        enough."""
+    def _stop_diaries(self) -> None:
+        """Once the epochs that were running at the last death are done, workers need not record what they run any
+        more."""
         under_way = self.config.epochs_in_flight_max * self.config.epoch_transactions_max
         if not self._unanswered or self._done() >= self._done_at_death + under_way:
             self._blamed.clear()
             for worker in self._workers.values():
-                worker.relax()
+                worker.stop_diary()
 
     def _done(self) -> int:
         return self.engine.committed + self.engine.aborted

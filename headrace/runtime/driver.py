@@ -1,12 +1,12 @@
-"""What every runtime is to its clients: they hand over, one thread drives the core, the answers come back as futures.
+"""What all runtimes have in common: clients submit batches, one thread drives the core, and replies come back as
+futures.
 
-The thread is the only one that touches the core, so a Ctrl-C, a slow client or a cancelled task never meets a
-transaction half done. Clients hand their batches over through a queue; all that waits there goes into one step, so that
-epochs grow with the load.
+Only this thread touches the core, so a Ctrl-C, a slow client or a cancelled task never interrupts a transaction.
+Clients submit their batches through a queue. One step takes everything that waits there, so epochs grow with the load.
 
-With a store there is a `Keeper` (durability/keeper.py): effects that want something kept go there, and its news come
-back through the same queue. And there is an `Intake` (intake.py), a client like others: it takes what sources have put
-into the store.
+With a store there is a `Keeper` (durability/keeper.py): it carries out the effects that write to the store and reports
+back through the same queue. There is also an `Intake` (intake.py), a client like any other: it submits the batches that
+sources have put into the store.
 
 `Runtime` (inprocess.py) drives an engine in this process, `Cluster` (cluster.py) a coordinator and its workers.
 """
@@ -59,15 +59,15 @@ if TYPE_CHECKING:
     from headrace.durability.store import Store
     from headrace.runtime.intake import Intake
 
-Handed = tuple[Future[Any] | None, Any]  # without a future it is news of the keeper
+InboxItem = tuple[Future[Any] | None, Any]  # without a future it is a report from the keeper
 GATHER_MAX = 1_000  # batches taken into one step
 PATIENCE_S_MAX = 3_600.0
-DRAIN_S = 0.005  # between two looks
+DRAIN_S = 0.005  # between two checks
 
 
 class Driver(ABC):
-    """One core, one thread that drives it, any number of clients. A subclass says where events come from, what else the
-    core may want done, and calls `_begin` once it is set up."""
+    """One core, one thread that drives it, any number of clients. A subclass provides the source of events, carries out
+    its own kinds of effects, and calls `_begin` when it is set up."""
 
     def __init__(
         self, app: App, config: Config, core: Any, clock: Clock | None, opened: OpenedStore | None = None
@@ -76,7 +76,7 @@ class Driver(ABC):
         self.engine = core  # for clients: its `program` knows the functions and the values
         self.admission = Admission(core.program)
         self.client = LocalClient(self)
-        self._inbox: queue.SimpleQueue[Handed | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[InboxItem | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._pending = 0
         self._unanswered: dict[Future[Any], None] = {}
@@ -107,10 +107,10 @@ class Driver(ABC):
     # --- for clients ---
 
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
-        """Hand over admitted calls. The future has their answers."""
+        """Submit admitted calls. The future has their answers."""
         rows, limit = len(batch), self.config.pending_transactions_max
         if batch.source is not None:
-            limit = max(limit, rows)  # it cannot be split: it waits until it is alone
+            limit = max(limit, rows)  # it cannot be split: it waits until nothing else is pending
         if rows > limit:
             raise TooLarge(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
         if batch.source is None and 0 < self.config.request_ids_max < rows:
@@ -147,7 +147,7 @@ class Driver(ABC):
         return {"epoch": self._ask(TakeSnapshot)}
 
     def drain(self, timeout_s: float = PATIENCE_S_MAX) -> None:
-        """Until all that sources have handed over, through the store's inbox, has run."""
+        """Wait until everything that sources have put into the store's inbox has run."""
         if self._keeper is None:
             return
         from headrace.durability.inbox.inbox import check_held, waiting
@@ -161,7 +161,7 @@ class Driver(ABC):
             time.sleep(DRAIN_S)
 
     def wait(self) -> None:
-        """Until the runtime is closed; if it stopped itself, what broke it is raised."""
+        """Wait until the runtime is closed. If it stopped by itself, raise the error that stopped it."""
         self._thread.join()
         if self._broken is not None:
             raise self._broken
@@ -175,7 +175,7 @@ class Driver(ABC):
         raise BadRequest("this app runs in one process and cannot be rescaled: start it with --workers 2, or a Cluster")
 
     def close(self) -> None:
-        """Finish what was handed over, then stop."""
+        """Finish what was submitted, then stop."""
         if threading.current_thread() is self._thread:
             raise BadCall("a function cannot close its own runtime")
         with self._room:
@@ -197,18 +197,18 @@ class Driver(ABC):
     # --- for subclasses ---
 
     def _open(self) -> None:
-        """The thread begins."""
+        """Called at the start of the thread."""
         self._follow(self.engine.start(self._clock()))
 
     @abstractmethod
     def _serve_once(self) -> bool:
-        """Wait for something to happen and see to it. False once the runtime is closed."""
+        """Wait for an event and handle it. Returns False once the runtime is closed."""
 
     def _settle(self) -> None:
-        """The runtime is closed: finish what was handed over, without waiting for the time of an epoch. With a store,
-        end with a snapshot, so that the next start has nothing to replay and may be one of other code."""
+        """The runtime is closed: finish what was submitted, without waiting for the epoch interval. With a store, end
+        with a snapshot, so that the next start has nothing to replay and may use changed code."""
         clock, interval_us = self._clock, self.config.epoch_interval_us
-        self._clock = lambda: clock() + interval_us  # an epoch that waits for its time has come to it
+        self._clock = lambda: clock() + interval_us  # an epoch that waits for its interval closes now
         self._step(Tick())
         while self._unanswered:
             self._serve_once()
@@ -219,20 +219,20 @@ class Driver(ABC):
             while self._unanswered:
                 self._serve_once()
 
-    def _wake(self) -> None:  # noqa: B027 most need neither of these two
-        """Something is in the inbox: tell the thread, if it waits for other things too."""
+    def _wake(self) -> None:  # noqa: B027 most subclasses need neither of these two
+        """Something was put into the inbox: wake the thread if it waits elsewhere."""
 
-    def _let_go(self) -> None:  # noqa: B027
-        """The thread ends, for good or ill: give back what it holds."""
+    def _clean_up(self) -> None:  # noqa: B027
+        """The thread ends, normally or with an error: release its resources."""
 
-    def _hear(self, news: Any) -> None:
-        """Of the keeper."""
+    def _handle_report(self, news: Any) -> None:
+        """Handle a report from the keeper."""
         if isinstance(news, Broken):
             raise news.error
         self._step(news)
 
     def _carry_out(self, effect: Any) -> None:
-        """An effect that only this kind of runtime knows."""
+        """Carry out an effect that only this kind of runtime has."""
         raise AssertionError(f"nobody carries out {effect!r}")
 
     def _journal_metrics(self) -> dict[str, Any]:
@@ -257,19 +257,20 @@ class Driver(ABC):
         return name
 
     def _ask(self, question: Callable[..., Any]) -> Any:
-        """Have the thread see to a question, between two steps."""
+        """Let the thread answer a question between two steps."""
         with self._room:
             self._check_alive()
             future = self._hand_over(question)
         return future.result()
 
     def _check_log(self) -> None:
-        """`Stopped` if another engine has taken it over."""
-        self._ask(lambda token: Read(token, ""))  # of no operator: it leaves when the log is known to be ours
+        """Raises `Stopped` if another engine has taken over the log."""
+        self._ask(lambda token: Read(token, ""))  # of no operator: answered once the log is known to be still ours
 
-    def _gather(self, item: Handed | None) -> tuple[list[Handed], Handed | None, bool]:
-        """From this item on, the batches that wait; the question behind them, if one comes; is the runtime open?"""
-        batches: list[Handed] = []
+    def _gather(self, item: InboxItem | None) -> tuple[list[InboxItem], InboxItem | None, bool]:
+        """Collect the waiting batches from this item on. Returns them, the question behind them if there is one, and
+        whether the runtime is still open."""
+        batches: list[InboxItem] = []
         while item is not None:
             if item[0] is not None:
                 self._unanswered[item[0]] = None
@@ -285,7 +286,7 @@ class Driver(ABC):
         self._follow(self.engine.step(self._clock() if now_us is None else now_us, event))
 
     def _follow(self, effects: Iterable[Any]) -> None:
-        """Do what a step wants done."""
+        """Carry out the effects of a step."""
         self._timer_us = None
         for effect in effects:
             if isinstance(effect, SetTimer):
@@ -308,7 +309,7 @@ class Driver(ABC):
 
     def _answer(self, future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
         del self._unanswered[future]
-        with contextlib.suppress(BaseException):  # of a client's callback; the result is set by then
+        with contextlib.suppress(BaseException):  # raised by a client's callback; the result is set by then
             if error is None:
                 future.set_result(result)
             else:
@@ -317,9 +318,9 @@ class Driver(ABC):
     # --- inside ---
 
     def _hand_over(self, work: Batch | Callable[..., Any]) -> Future[Any]:
-        """Into the inbox, under the lock: what is in it before the runtime is closed is answered."""
+        """Put work into the inbox, under the lock: whatever is in it before the runtime closes gets an answer."""
         future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # it cannot be taken back
+        future.set_running_or_notify_cancel()  # it cannot be cancelled
         self._inbox.put((future, work))
         self._wake()
         return future
@@ -351,7 +352,7 @@ class Driver(ABC):
             self._broken = error
         finally:
             try:
-                self._let_go()
+                self._clean_up()
                 self._externals.close()
                 if self._keeper is not None:
                     self._keeper.close()
@@ -373,7 +374,7 @@ class Driver(ABC):
 
 
 def open_store(store: str | Path | Store | None, app: App, config: Config) -> OpenedStore | None:
-    """Take over the store, if there is one; only then are Arrow and all that needed."""
+    """Take over the store, if one is given. Arrow and the durability modules are imported only then."""
     if store is None:
         return None
     from headrace.durability.recovery import OpenedStore
@@ -391,7 +392,8 @@ class LocalClient(Client):
     def map(
         self, function: Function | str, keys: Sequence[Any], args: Sequence[Args], *, request_id: str | None = None
     ) -> Replies:
-        """One function for many keys, each with its tuple of arguments: the quickest way in for columns of data."""
+        """Call one function on many keys, each with its tuple of arguments. This is the fastest way to submit columns
+        of data."""
         ids = self.id_or_new(request_id)
         self._runtime.admission.check_id(ids)
         if len(keys) != len(args):
@@ -410,7 +412,7 @@ class LocalClient(Client):
     def _send(self, batch: Batch, wait: bool) -> Future[Replies]:
         unseal = self._runtime.engine.program.values.unseal
         replies: Future[Replies] = Future()
-        replies.set_running_or_notify_cancel()  # once handed over, a call cannot be taken back
+        replies.set_running_or_notify_cancel()  # a submitted call cannot be cancelled
 
         def answer(future: Future[Answers]) -> None:
             error = future.exception()

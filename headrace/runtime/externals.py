@@ -1,7 +1,7 @@
-"""The outside world: runs the app's external functions, in threads, with tries and time limits.
+"""Runs the app's external functions, in threads, with retries and time limits.
 
 An external function may be called more than once for one request: after a time-out, an exception, or a restart. It gets
-the same idempotency key each time, and with it can tell.
+the same idempotency key each time, so it can detect a repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MESSAGE_CHARACTERS_MAX = 500
 
 
 class Externals:
-    """`tell(Responded)` is called in other threads."""
+    """`tell(Responded)` is called from other threads."""
 
     def __init__(self, app: App, values: Values, name: str, tell: Callable[[Responded], None]) -> None:
         self.app, self.values, self.name, self._tell = app, values, name, tell
@@ -42,7 +42,7 @@ class Externals:
         self._waiting.put(effect)
 
     def close(self) -> None:
-        """What is under way is not waited for: nobody knows whether it will ever answer."""
+        """Calls that are still running are not awaited: they may never return."""
         self._closed.set()
         for _ in self._threads:
             self._waiting.put(None)
@@ -70,14 +70,14 @@ class Externals:
         return Responded(effect.call, None, f"{external.name}: {why}, after {external.tries} tries")
 
     def _try(self, external: External, key: str, args: tuple[Any, ...]) -> Responded | str:
-        """One call, in a thread of its own: one that does not come back is left behind."""
+        """One call, in its own thread. A call that does not return in time is abandoned."""
         outcome: list[Responded | str] = []
 
         def call() -> None:
             try:
                 result = external.function(key, *args)
                 outcome.append(Responded("", self.values.unseal(self.values.seal(result))))
-            except HeadraceError as error:  # what cannot be carried will not be another time
+            except HeadraceError as error:  # a value that cannot be carried fails every time: no retry
                 outcome.append(Responded("", None, f"{external.name}: {error}"))
             except BaseException as error:
                 _, name, text = describe(error)

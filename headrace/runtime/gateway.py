@@ -8,9 +8,9 @@
     GET  /v1/app     operators and functions
     GET  /metrics    /health
 
-A status of 200 has a result; 409 and "aborted" means it ran and was undone; "refused" changed nothing, except under
-the code "answer_too_large": the calls ran, and only their answers could not be sent. Binds to loopback: there is no
-authentication yet.
+A status of 200 has a result; 409 and "aborted" means that the call ran and was undone; "refused" means that nothing
+changed, except with the code "answer_too_large": the calls ran, and only their answers could not be sent. Binds to
+loopback: there is no authentication yet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JsonCall(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class JsonRescale(msgspec.Struct, forbid_unknown_fields=True):
-    """How many workers there shall be."""
+    """The new number of workers."""
 
     workers: int
 
@@ -55,8 +55,8 @@ json_rescale = msgspec.json.Decoder(JsonRescale)
 
 
 def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "::1")) -> FastAPI:
-    """The web app. `hosts` are the names it may be called by: whoever is led here under another name is turned away,
-    and so are web pages of other sites."""
+    """The web app. `hosts` are the names under which it may be called: requests for other names are refused, and so are
+    requests from web pages of other sites."""
     web = FastAPI(title=f"Headrace: {runtime.app.name}", openapi_url="/v1/openapi.json")
     program = runtime.engine.program
 
@@ -156,7 +156,7 @@ def in_json(decoder: msgspec.json.Decoder[Wanted], body: bytes) -> Wanted:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, read no further than the limit."""
+    """The body. Raises `TooLarge` as soon as it is over the limit."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)

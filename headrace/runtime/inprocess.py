@@ -33,7 +33,7 @@ class Runtime(Driver):
         store: str | Path | Store | None = None,
     ) -> None:
         """With a `store`, a directory or "s3://bucket/prefix", everything that was answered is there again after a
-        crash; without, the state is in memory only."""
+        crash. Without one, the state is in memory only."""
         if not isinstance(app, App):
             raise ModelError(f"Runtime takes an App, not {shown(app)}")
         config = config or Config()
@@ -60,7 +60,7 @@ class Runtime(Driver):
         }
 
     def _serve_once(self) -> bool:
-        """Take what is there into one step."""
+        """Handle everything that waits in one step."""
         patience_s = (
             None if self._timer_us is None else min(max(0, self._timer_us - self._clock()) / 1e6, PATIENCE_S_MAX)
         )
@@ -75,7 +75,7 @@ class Runtime(Driver):
         if asked is not None:
             future, question = asked
             if future is None:
-                self._hear(question)
+                self._handle_report(question)
             else:
                 self._step(question(future))
         return is_open

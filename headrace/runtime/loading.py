@@ -1,4 +1,4 @@
-"""Finding an app: by its name, and the name of an app that is at hand, so that another process can find it too."""
+"""Loading an app by its name, and finding the name of a loaded app, so that another process can load it too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.errors import ModelError
 from headrace.model.app import App
 from headrace.runtime.pipe import AppTarget
 
-MAIN_ELSEWHERE = "__headrace_main__"  # the name of a script's module in a worker: not "__main__", so it starts nothing
+MAIN_ELSEWHERE = "__headrace_main__"  # a script's module in a worker: not "__main__", so it starts nothing
 
 
 def parse(target: str) -> AppTarget:
@@ -43,12 +43,12 @@ def import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, but something that it imports is not
+            raise  # the module exists, but something that it imports does not
         raise ModelError(f"no module {name!r} here; run it from the folder that holds it") from None
 
 
 def run_script(path: str) -> ModuleType:
-    """The module that a script makes, without what stands under `if __name__ == "__main__"`."""
+    """The module that a script makes, without what is under `if __name__ == "__main__"`."""
     spec = importlib.util.spec_from_file_location(MAIN_ELSEWHERE, path)
     if spec is None or spec.loader is None:
         raise ModelError(f"{path} cannot be loaded as Python")
@@ -59,9 +59,9 @@ def run_script(path: str) -> ModuleType:
 
 
 def target_of(app: App) -> AppTarget:
-    """Where another process finds this app."""
+    """The name under which another process can load this app."""
     defined_in = {function.body.__module__ for function in app.functions}
-    modules = sorted(sys.modules.items(), key=lambda item: item[0] not in defined_in)  # stable: else as imported
+    modules = sorted(sys.modules.items(), key=lambda item: item[0] not in defined_in)  # stable: otherwise as imported
     for name, module in modules:
         attribute = attribute_of(module, app)
         if attribute is not None and name != "__main__":

@@ -1,10 +1,10 @@
-"""The line between the parent and one worker process: what both need to know of each other, but no transaction.
+"""The pipe between the parent and one worker process. It carries what both need to know of each other, but no
+transaction.
 
-It is a pair of connected sockets, one of which the worker gets as its standard input; each message is a line of JSON.
-The parent hands over the job and the address book; the worker says where it listens and which public key it made for
-itself, whom it knows, and several times a second that it lives and what it is busy with. If either end dies, the other
-one sees the line go dead. A line that is relayed, over a network, also carries what the end of a process cannot tell
-there.
+It is a pair of connected sockets; the worker gets one of them as its standard input. Each message is a line of JSON.
+The parent sends the job and the address book. The worker sends its address and the public key that it made, the peers
+that it knows, and several times a second a heartbeat with what it is running. If either end dies, the other one sees
+the pipe close. A pipe that is relayed over a network also carries what the end of a process cannot tell there.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import msgspec
 from headrace.errors import BadMessage
 from headrace.runtime.sockets import LOOPBACK, Counts
 
-SEND_S_MAX = 2.0  # for a few bytes: who does not take them in this time is stuck
+SEND_S_MAX = 2.0  # for a few bytes: an end that does not take them in this time is stuck
 CHUNK_BYTES = 1 << 16
 
 
 class AppTarget(msgspec.Struct, frozen=True):
-    """Where an app is found: in a module, or (`script`) in the file that was started."""
+    """Where an app is found: in a module, or (`script`) in the script that was started."""
 
     attribute: str
     module: str = ""
@@ -36,37 +36,37 @@ class AppTarget(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """An entry of the address book. Without an endpoint, the node is on its way."""
+    """An entry of the address book. Without an endpoint, the node's address is not known yet."""
 
     key: str
     endpoint: str | None = None
 
 
 class Job(msgspec.Struct, frozen=True, tag="job"):
-    """What a worker process is to be."""
+    """What a worker process needs to start."""
 
     number: int
     target: AppTarget
-    functions: list[str]  # of the app, in order: the worker's must be the same
-    fingerprint: str  # of its code, likewise
+    functions: list[str]  # of the app, in order: the worker must find the same ones
+    fingerprint: str  # of the app's code: the worker's must be the same
     config: dict[str, int]
-    path: list[str]  # where Python looks for modules
+    path: list[str]  # Python's module search path
     coordinator: Peer
-    store: str | None = None  # where rows are that an epoch only names
-    host: str = LOOPBACK  # where it listens, and under which name others find it there
+    store: str | None = None  # where the rows are that an epoch names instead of holding
+    host: str = LOOPBACK  # where it listens, and the name by which others reach it
     parent_pid: int = 0
-    is_careful: bool = False  # it keeps a diary of what it is about to run: slow
+    keeps_diary: bool = False  # it keeps a diary of what it is about to run: slow
     diary_fd: int | None = None
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """News for the address book; None: gone."""
+    """Changes of the address book; None: the node is gone."""
 
     peers: dict[int, Peer | None]
 
 
 class StopDiary(msgspec.Struct, frozen=True, tag="relax"):
-    """What killed the workers before has been passed: the diary need not be kept any more."""
+    """The workers got past what killed them: the diary is no longer needed."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -78,20 +78,20 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class PeersReached(msgspec.Struct, frozen=True, tag="met"):
-    """The public keys that the worker knows, and of those the ones that have reached it."""
+    """The public keys that the worker knows, and those of them that have reached it."""
 
     known: frozenset[str] = frozenset()
     linked: frozenset[str] = frozenset()
 
 
 class StartFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """The worker cannot start, and why."""
+    """The worker cannot start, and the reason."""
 
     error: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
-    """The worker lives. It has been busy with the function of this TID (0: none) for so long."""
+    """The worker is alive. It has been running the function of this TID (0: none) for this long."""
 
     running: int
     running_us: int
@@ -99,37 +99,37 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class EndProcess(msgspec.Struct, frozen=True, tag="end"):
-    """For whoever relays the line: end the process, after this long."""
+    """For the relay of a pipe: end the process, waiting at most this long."""
 
     patience_us: int
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The process has ended: its exit code, and the TID that stood in its diary."""
+    """The process has ended: its exit code, and the last TID in its diary."""
 
     code: int | None
-    last_words: int
+    last_tid: int
 
 
-LineMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
-Expected = TypeVar("Expected", bound=LineMessage)
+PipeMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
+Expected = TypeVar("Expected", bound=PipeMessage)
 
 
 class WorkerPipe:
-    """One end. Any thread may send; one receives."""
+    """One end of the pipe. Any thread may send; one thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._end.setblocking(False)
         self._lock = threading.Lock()
         self._received = bytearray()
-        self._decoder = msgspec.json.Decoder(LineMessage)
-        self.is_dead = False  # the other end is gone, or stuck, or talks nonsense
+        self._decoder = msgspec.json.Decoder(PipeMessage)
+        self.is_dead = False  # the other end is gone, is stuck, or sent an invalid message
 
     def fileno(self) -> int:
         return self._end.fileno()
 
-    def send(self, message: LineMessage) -> None:
+    def send(self, message: PipeMessage) -> None:
         data = memoryview(msgspec.json.encode(message) + b"\n")
         with self._lock:
             while data and not self.is_dead:
@@ -146,8 +146,8 @@ class WorkerPipe:
     def can_send(self, patience_s: float = 0.0) -> bool:
         return self._wait(select.POLLOUT, patience_s)
 
-    def receive(self) -> list[LineMessage]:
-        """What has come, without waiting."""
+    def receive(self) -> list[PipeMessage]:
+        """The messages that have arrived, without waiting."""
         while not self.is_dead:
             try:
                 data = self._end.recv(CHUNK_BYTES)
@@ -189,5 +189,5 @@ class WorkerPipe:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)  # also for those to whom it was handed down by a fork
+            self._end.shutdown(socket.SHUT_RDWR)  # this also closes copies that a fork has inherited
         self._end.close()

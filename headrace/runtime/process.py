@@ -1,5 +1,5 @@
-"""A worker process of this machine, as its parent sees it: started, heard of, stopped. None outlives its parent, nor a
-kill."""
+"""A worker process on this machine, as its parent sees it: started, monitored, stopped. No worker outlives its parent,
+not even a parent that is killed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ HOME = str(Path(__file__).parent.parent.parent)  # the folder that holds the pac
 
 
 class WorkerProcess(Hosted):
-    """The diary of one that is careful is a file without a name."""
+    """A child process of this one. If it `keeps_diary`, its diary is an unnamed temporary file."""
 
     def __init__(self, job: Job) -> None:
-        self._diary = tempfile.TemporaryFile() if job.is_careful else None  # noqa: SIM115 as long as the process
+        self._diary = tempfile.TemporaryFile() if job.keeps_diary else None  # noqa: SIM115 open as long as the process
         handed_down = [] if self._diary is None else [self._diary.fileno()]
         ours, theirs = socket.socketpair()
         with theirs:
@@ -37,19 +37,19 @@ class WorkerProcess(Hosted):
                 pass_fds=handed_down,
                 start_new_session=True,  # a Ctrl-C is for the parent; and what a function starts ends with its worker
             )
-        super().__init__(job.number, WorkerPipe(ours), job.is_careful)
+        super().__init__(job.number, WorkerPipe(ours), job.keeps_diary)
         diary_fd = handed_down[0] if handed_down else None
-        self.line.send(msgspec.structs.replace(job, parent_pid=os.getpid(), diary_fd=diary_fd))
+        self.pipe.send(msgspec.structs.replace(job, parent_pid=os.getpid(), diary_fd=diary_fd))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def last_words(self) -> int:
+    def last_tid(self) -> int:
         return 0 if self._diary is None else int.from_bytes(os.pread(self._diary.fileno(), 8, 0))
 
-    def relax(self) -> None:
-        super().relax()
+    def stop_diary(self) -> None:
+        super().stop_diary()
         if self._diary is not None:
             self._diary.close()
             self._diary = None
@@ -57,12 +57,12 @@ class WorkerProcess(Hosted):
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def ask_to_leave(self) -> None:
-        """It ends by itself when the line is closed."""
-        self.line.close()
+    def request_stop(self) -> None:
+        """The worker ends by itself when the pipe is closed."""
+        self.pipe.close()
 
     def end(self, patience_s: float = 0.0) -> int | None:
-        self.line.close()
+        self.pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -74,7 +74,7 @@ class WorkerProcess(Hosted):
 
 
 class Processes:
-    """Workers on this machine, as children of this process."""
+    """Hosts workers on this machine, as children of this process."""
 
     host = LOOPBACK
 
@@ -82,7 +82,7 @@ class Processes:
         return WorkerProcess(job)
 
     def check(self, workers: int) -> None:
-        """As many as one likes."""
+        """Any number of workers is allowed."""
 
     def close(self) -> None:
-        """Nothing is left of them."""
+        """There is nothing to release."""

@@ -1,4 +1,4 @@
-"""A client of a Headrace that runs elsewhere: the same methods, over HTTP."""
+"""A client of a Headrace app that runs elsewhere: the same methods, over HTTP."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from headrace.wire.values import Values, check_key, shown
 
 
 def connect(url: str = "http://127.0.0.1:8090", app: App | None = None) -> RemoteClient:
-    """A client for what `headrace run` serves at `url`. Give the `app` if dataclasses or structs travel."""
+    """A client for what `headrace run` serves at `url`. Pass the `app` if arguments or results hold dataclasses or
+    structs."""
     return RemoteClient(url, app)
 
 
 class RemoteClient(Client):
-    """Calls functions over HTTP. A call that got no answer may be repeated with its request id: it runs once."""
+    """Calls functions over HTTP. A call that got no answer can be repeated with its request id: it runs once."""
 
     def __init__(self, url: str, app: App | None = None, *, timeout_s: float = 60.0, connections: int = 4) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class RemoteClient(Client):
         self._local = threading.local()
 
     def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
-        """A call that cannot be put into words is refused here, the others are sent."""
+        """A call that cannot be encoded is refused here; the others are sent."""
         names: list[str] = []
         keys: list[Any] = []
         arguments: list[bytes] = []
@@ -86,15 +87,15 @@ class RemoteClient(Client):
         raise REFUSALS.get(answer.failure.code, BadRequest)(answer.failure.message)
 
     def _post(self, message: bytes) -> bytes:
-        """A connection is kept for the next call. One that the server has closed meanwhile is opened anew, once: the
-        request ids see to it that nothing runs twice."""
+        """The connection is kept for the next call. If the server has closed it, it is opened again, once: thanks to
+        the request ids nothing runs twice."""
         kept: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
         if kept is not None:
             try:
                 return self._try_post(kept, message)
             except (ConnectionError, http.client.HTTPException):
                 kept.close()
-            except OSError as error:  # it waited long enough
+            except OSError as error:  # it timed out
                 raise self._unreachable(kept, error) from None
         connection = self._local.connection = http.client.HTTPConnection(
             self._host, self._port, timeout=self._timeout_s

@@ -1,8 +1,9 @@
-"""The worker process: `python -m headrace.runtime.worker_process`, with the parent's line as its standard input.
+"""The worker process: `python -m headrace.runtime.worker_process`, with the pipe to the parent as its standard input.
 
-One thread drives a core `Worker` and its network; a second one, the heart, tells the parent several times a second what
-the first one is busy with, so that a long function is not taken for a death and one that never ends is noticed. The
-process ends when the parent does: the kernel sees to it (where it can), and the heart when the line goes dead.
+One thread drives a core `Worker` and its network. A second one, the heartbeat thread, tells the parent several times a
+second what the first one is running, so that a long function is not taken for a death, and one that never ends is
+noticed. The process ends when the parent does: by the kernel (where it can), or by the heartbeat thread when the pipe
+closes.
 """
 
 from __future__ import annotations
@@ -36,44 +37,41 @@ from headrace.wire.messages import Frame, Run
 if TYPE_CHECKING:
     from headrace.durability.inbox.batch_cache import BatchCache
 
-MARK = "HEADRACE_WORKER"  # in the environment: the process that is a worker, so that it starts no cluster of its own
+MARK = "HEADRACE_WORKER"  # an environment variable that marks worker processes, so that they start no cluster
 PR_SET_PDEATHSIG = 1
 COORDINATOR = 0
-BEAT_S_MAX = 0.2
-
-
-# Records live as long as their epoch and end by themselves: looking for cycles among them is mostly in vain.
+HEARTBEAT_S_MAX = 0.2
 
 
 def main() -> None:
     die_with_parent()
-    line = take_line()
-    job = line.expect(Job)
+    pipe = take_pipe()
+    job = pipe.expect(Job)
     if os.getppid() != job.parent_pid:  # it died before the kernel was told
         leave(1)
     os.environ[MARK] = str(os.getpid())
     config = Config(**job.config)
-    heart = HeartbeatThread(line, config)
-    heart.start()
+    heartbeat = HeartbeatThread(pipe, config)
+    heartbeat.start()
     try:
-        node = WorkerNode(job, config, line)
+        node = WorkerNode(job, config, pipe)
     except BaseException as error:
-        line.send(StartFailed(reason(error)))
+        pipe.send(StartFailed(reason(error)))
         leave(1)
-    heart.node = node
+    heartbeat.node = node
     gc_settings.settle()
-    line.send(Ready(node.network.endpoint, node.network.keys.public, os.getpid()))
+    pipe.send(Ready(node.network.endpoint, node.network.keys.public, os.getpid()))
     try:
-        while not line.is_dead:
+        while not pipe.is_dead:
             node.serve_once()
-    except BaseException:  # a broken invariant: the parent starts another worker from what it knows to be right
+    except BaseException:  # a broken invariant: the parent starts a new worker from known good state
         traceback.print_exc()
         leave(1)
     leave(0)
 
 
-def take_line() -> WorkerPipe:
-    """The line, out of the way of functions that read from standard input."""
+def take_pipe() -> WorkerPipe:
+    """Take the pipe from standard input, so that functions that read standard input do not disturb it."""
     end = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -82,14 +80,14 @@ def take_line() -> WorkerPipe:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the parent dies, however it dies. Elsewhere than on Linux only the line
-    tells."""
+    """Have the kernel kill this process when the parent dies for any reason. On systems other than Linux only the
+    closed pipe ends it."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def leave(code: int) -> None:
-    """At once, whatever the other thread is doing."""
+    """End the process at once, whatever the other thread is doing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -105,7 +103,7 @@ def reason(error: BaseException) -> str:
 class WorkerNode:
     """A core worker and its network."""
 
-    def __init__(self, job: Job, config: Config, line: WorkerPipe, clock: Clock | None = None) -> None:
+    def __init__(self, job: Job, config: Config, pipe: WorkerPipe, clock: Clock | None = None) -> None:
         sys.path[:] = job.path
         app = load(job.target)
         functions = [function.full_name for function in app.functions]
@@ -119,15 +117,15 @@ class WorkerNode:
                 f"the code of {job.target} is not what the cluster was started with: it was changed since, and a "
                 "worker that starts now would run other functions than the rest. Start the whole cluster again"
             )
-        self._line, self._clock = line, clock or system_clock()
+        self._pipe, self._clock = pipe, clock or system_clock()
         self.worker = Worker(app, config, job.number)
         self._store = job.store
         self._batches: BatchCache | None = None
         if job.store is not None and "://" in job.store:
             self._try_bucket()
-        self.network = Network(job.number, Keys.new(), self.read_line, job.host)
-        self.network.meet(COORDINATOR, job.coordinator.key, None)  # it says where it is once it knows this one's key
-        self.network.watch(line.fileno())
+        self.network = Network(job.number, Keys.new(), self.read_pipe, job.host)
+        self.network.add_node(COORDINATOR, job.coordinator.key, None)  # it sends its address once it knows our key
+        self.network.watch(pipe.fileno())
         self._timer_us: int | None = None
         if job.diary_fd is not None:
             keep_diary(self.worker, job.diary_fd)
@@ -135,28 +133,28 @@ class WorkerNode:
     def serve_once(self) -> None:
         self.network.wait(self._patience_ms())
         frames = self.network.receive()
-        self.read_line()  # after the frames were taken: what the parent said before it sent them counts already
-        if self.network.has_news:
-            self.network.has_news = False
-            self._line.send(PeersReached(self.network.known, frozenset(self.network.linked)))
+        self.read_pipe()  # after the frames were taken: what the parent sent before them takes effect first
+        if self.network.links_changed:
+            self.network.links_changed = False
+            self._pipe.send(PeersReached(self.network.known, frozenset(self.network.linked)))
         for frame in frames:
             if isinstance(frame.body, Run) and frame.body.stored:
-                frame = self._filled(frame)
+                frame = self._filled(frame, frame.body)
             self._step(Received(frame))
         if self._timer_us is not None and self._timer_us <= self._clock():
             self._step(Tick())
 
-    def _filled(self, frame: Frame) -> Frame:
-        """An epoch whose rows are in the store: they are read here, and nobody has to send them."""
+    def _filled(self, frame: Frame, run: Run) -> Frame:
+        """Fill in an epoch whose rows are in the store: they are read here and need not be sent."""
         if frame.term < self.worker.channels.term:
-            return frame  # not heard anyway, and what it names may be gone
+            return frame  # it is dropped anyway, and the rows that it names may be gone
         if self._batches is None:
             self._batches = self._open_batches()
-        return msgspec.structs.replace(frame, body=self._batches.fill(frame.body))
+        return msgspec.structs.replace(frame, body=self._batches.fill(run))
 
     def _try_bucket(self) -> None:
-        """What this machine lacks to read it is told at the start. One that does not answer just now may do so later. A
-        folder was seen by its host."""
+        """Open the bucket now, so that a machine that cannot read it fails at the start. A bucket that does not answer
+        just now may do so later. A directory was checked by the host."""
         try:
             self._batches = self._open_batches()
         except StoreError as error:
@@ -174,8 +172,8 @@ class WorkerNode:
             raise WrongStore(f"a worker finds nothing at {self._store}, where the coordinator has its store")
         return BatchCache(store, self.worker.like)
 
-    def read_line(self) -> None:
-        for message in self._line.receive():
+    def read_pipe(self) -> None:
+        for message in self._pipe.receive():
             if isinstance(message, StopDiary):
                 sys.setprofile(None)
             elif isinstance(message, Peers):
@@ -183,19 +181,19 @@ class WorkerNode:
                     if peer is None:
                         self.network.forget(node)
                     else:
-                        self.network.meet(node, peer.key, peer.endpoint)
+                        self.network.add_node(node, peer.key, peer.endpoint)
 
     def _patience_ms(self) -> int | None:
         if self._timer_us is None:
             return None
         left_ms = max(0, -((self._clock() - self._timer_us) // 1_000))
-        return max(1, left_ms) if self.network.is_congested else left_ms  # let the others catch up
+        return max(1, left_ms) if self.network.is_congested else left_ms  # let the peers catch up
 
     def _step(self, event: Received | Tick) -> None:
         now_us = self._clock()
         try:
             effects: list[Any] = self.worker.step(now_us, event)
-        except BadMessage:  # well formed, from a known peer, and yet not for a worker
+        except BadMessage:  # well formed, from a known peer, but not for a worker
             self.network.refused += 1
             effects = [SetTimer(now_us)]
         self._timer_us = None
@@ -207,8 +205,8 @@ class WorkerNode:
 
 
 def keep_diary(worker: Worker, fd: int) -> None:
-    """Note the TID of each function before it runs, in a file that the parent can read when this process is dead. The
-    heart cannot do that: it does not get to beat while C code holds the interpreter, nor before a crash."""
+    """Note the TID of each function before it runs, in a file that the parent can read when this process is dead. A
+    heartbeat cannot do that: it is not sent while C code holds the interpreter, nor before a crash."""
     last = 0
 
     def note(_frame: Any, event: str, _arg: Any) -> None:
@@ -221,26 +219,26 @@ def keep_diary(worker: Worker, fd: int) -> None:
 
 
 class HeartbeatThread(threading.Thread):
-    """Beats while the process lives, also while it loads its app; stops the process when the line goes dead."""
+    """Sends heartbeats while the process lives, also while it loads its app. Stops the process when the pipe closes."""
 
-    def __init__(self, line: WorkerPipe, config: Config) -> None:
-        super().__init__(name="headrace-heart", daemon=True)
-        self._line = line
-        self._beat_s = min(BEAT_S_MAX, config.wall_limit_us / 4e6, config.silence_us_max / 4e6)
+    def __init__(self, pipe: WorkerPipe, config: Config) -> None:
+        super().__init__(name="headrace-heartbeat", daemon=True)
+        self._pipe = pipe
+        self._interval_s = min(HEARTBEAT_S_MAX, config.wall_limit_us / 4e6, config.silence_us_max / 4e6)
         self.node: WorkerNode | None = None
 
     def run(self) -> None:
         hang_up = select.poll()
-        hang_up.register(self._line.fileno(), 0)  # nothing but its end
+        hang_up.register(self._pipe.fileno(), 0)  # only when it is closed
         running, since_s = 0, 0.0
-        while not hang_up.poll(self._beat_s * 1e3) and not self._line.is_dead:
+        while not hang_up.poll(self._interval_s * 1e3) and not self._pipe.is_dead:
             node, now_s = self.node, time.monotonic()
             now_running = 0 if node is None else node.worker.running
             if now_running != running:
                 running, since_s = now_running, now_s
-            if self._line.can_send():
+            if self._pipe.can_send():
                 running_us = int((now_s - since_s) * 1e6) if running else 0
-                self._line.send(Heartbeat(running, running_us, Counts() if node is None else node.network.counts))
+                self._pipe.send(Heartbeat(running, running_us, Counts() if node is None else node.network.counts))
         leave(0)
 
 

@@ -1,4 +1,4 @@
-"""Spark, and the only place that imports pyspark: the session, streams in and out, state as tables."""
+"""Spark, and the only package that imports pyspark: the session, streams in and out, state as tables."""
 
 from headrace.spark.hosting.spark_cluster import SparkCluster
 from headrace.spark.load import load

@@ -3,12 +3,12 @@
     load(df, "account", key="id", state="balance", app=app, store="bank-store")
 
 Rules:
-1. It is a snapshot, not transactions: no function runs, nothing is answered, and the changelog begins anew.
-2. All of it or nothing: a row that cannot be an entity stops the load, and the state is as it was.
-3. Spark brings the rows of a shard together; its tasks write the parts of the snapshot; the driver publishes
-   it. No data passes through the driver.
+1. It is a snapshot, not transactions: no function runs, there are no replies, and the changelog starts again.
+2. All of it or nothing: a row that cannot be an entity stops the load, and the state stays as it was.
+3. Spark groups the rows by shard; its tasks write the parts of the snapshot; the driver publishes it. No data passes
+   through the driver.
 
-The store is taken over: an app that runs on it stops, and goes on with what was loaded when it is started again.
+The store is taken over: an app that runs on it stops, and continues with the loaded state when it is started again.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from headrace.wire.values import shown
 
 KEY, GROUP, ROWS = "__key", "group", "rows"
 BUNDLES = f"{GROUP} int, {ROWS} binary"
-BUNDLE_BYTES = 32 << 20  # so much a task gathers before it bundles it
+BUNDLE_BYTES = 32 << 20  # a task collects this much before it bundles it
 WRITTEN = "name string, bytes long, crc32 long, rows long, first int, last int, trouble string"
 INTEGRAL = (ByteType, ShortType, IntegerType, LongType)
 GROUP_BYTES = 64 << 20
@@ -94,8 +94,9 @@ def load(
     """Make each row of a DataFrame an entity of the operator.
 
     `key` names the column of the keys. `state` names that of the states; without it, the other columns are the fields
-    of the dataclass or struct that the operator's state is declared to be. The store may be new. An operator that has
-    entities is refused, unless `replace` says that they go. `config` is for a new store only: its `shards`.
+    of the dataclass or struct that is declared as the operator's state. The store may be new. An operator that has
+    entities is refused, unless `replace` is true: then they are deleted. `config` is for a new store only: its
+    `shards`.
     """
     app = app_named(app) if isinstance(app, str) else app
     found = find(app, operator)
@@ -115,13 +116,13 @@ def load(
 
 
 class LoadPlan(NamedTuple):
-    """Which columns become what."""
+    """The roles of the columns."""
 
     key: str
     columns: list[str]
     hints: list[Any]  # the columns' types, None where nothing is declared
     hint: Any  # the type of the whole state
-    record: str | None = None  # if the columns are its fields
+    record: str | None = None  # set if the columns are its fields
 
     @property
     def nullable(self) -> list[str]:
@@ -129,7 +130,7 @@ class LoadPlan(NamedTuple):
         return [name for name, hint in given if hint is not None and conforms(None, hint)]
 
     def is_simple(self, df: DataFrame) -> bool:
-        """Can all values be sealed as they are, without the app's own types?"""
+        """Whether all values can be sealed as they are, without the app's own types."""
         types = [to_arrow_type(df.schema[name].dataType, timezone="UTC") for name in self.columns]
         return all(map(is_scalars, types)) and all(hint is None or is_scalar(hint) for hint in self.hints)
 
@@ -188,7 +189,7 @@ def of_record(df: DataFrame, operator: Operator, shape: TableShape, key: str) ->
 
 
 def check_type(name: str, given: DataType, wanted: pa.DataType, is_any: bool, what: str) -> None:
-    """Numbers and texts must be what they are declared to be. All else is looked at row by row."""
+    """Numbers and strings must have their declared type. All other types are checked row by row."""
     actual = to_arrow_type(given, timezone="UTC")
     for is_kind in SAME:
         if not is_any and is_kind(wanted) and not is_kind(actual):
@@ -206,7 +207,7 @@ def configured(store: Store, config: Config | None) -> Config:
 
 
 def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> None:
-    """By the newest snapshot; once more when the store is ours."""
+    """Check by the newest snapshot; this is repeated once the store is taken over."""
     if replace or identity_of(store) is None:
         return
     view = View(store, operator.name, app)
@@ -214,9 +215,9 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
     if manifest is None:
         return
     moment = EpochEnd(manifest.epoch, manifest.snapshot_id)
-    print = view.app_fingerprint(moment)
-    if operator.name in print.operators:
-        count = sum(map(len, itertools.islice(view.read(moment, print), 1)))
+    written = view.app_fingerprint(moment)
+    if operator.name in written.operators:
+        count = sum(map(len, itertools.islice(view.read(moment, written), 1)))
         if count:
             raise not_empty(store, operator)
 
@@ -228,14 +229,14 @@ def not_empty(store: Store, operator: Operator) -> StreamError:
     )
 
 
-# Of an app whose own configuration is not known here: nothing is dropped that it may still keep.
+# The app's own configuration is not known here: drop nothing that it may still keep.
 KEEP_ALL = dict.fromkeys(
     ("reply_retention_us", "request_id_retention_us", "request_ids_max", "queries_max", "snapshots_kept"), 1 << 50
 )
 
 
 def bring_up_to_date(store: Store, app: App, config: Config) -> None:
-    """What is in the log, and in no snapshot, is run; what other code has written is migrated."""
+    """Run what is in the log but in no snapshot, and migrate what other code has written."""
     if identity_of(store) is not None and has_more(store, app, StoreReader(store, app).snapshots.newest()):
         Runtime(app, dataclasses.replace(config, **KEEP_ALL), store=store).close()
 
@@ -296,7 +297,7 @@ class Load:
         return self._collect(rows.mapInArrow(functools.partial(write_rows, self.url, target, sealing), WRITTEN))
 
     def _write_deletions(self) -> list[Stored]:
-        """A layer that takes away what the operator has, for those to be laid over it."""
+        """Write a layer that deletes the operator's entities, under the layers with the new ones."""
         base = self.bulk.base
         assert base is not None
         view = View(self.bulk.store, self.operator.name)
@@ -319,17 +320,17 @@ class Load:
 
 
 def placed(operator: Operator) -> Operator:
-    """What tasks have to know of it: the app need not be importable there, unless its keys are partitioned."""
+    """What tasks need: they need not import the app, unless it partitions its keys."""
     return Operator(operator.name, partition_by=operator.partition_by)
 
 
 def groups_for(df: DataFrame, shards: int) -> int:
-    """How many tasks write: each holds the rows of its shards in memory. Spark's estimate is too high rather than too
-    low; if it has none, each shard is a task of its own."""
+    """How many tasks write: each holds the rows of its shards in memory. Spark's estimate is rather too high than too
+    low; without an estimate, each shard is its own task."""
     slots = int(df.sparkSession.conf.get("spark.sql.shuffle.partitions") or 2)
     try:
         size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
-    except Exception:  # of Spark Connect there is no such way to ask
+    except Exception:  # Spark Connect cannot tell
         return shards
     return min(shards, max(slots, size // GROUP_BYTES))
 
@@ -338,8 +339,8 @@ def groups_for(df: DataFrame, shards: int) -> int:
 
 
 def bundle(target: BulkTarget, groups: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows by group of shards, each group's as one cell: Spark moves some large cells for a fraction of what it costs
-    it to move their rows one by one."""
+    """Rows by group of shards, each group in one cell: Spark moves a few large cells at a fraction of the cost of
+    moving their rows one by one."""
     for table in gathered(batches, BUNDLE_BYTES):
         yield from bundles(target, groups, table)
 
@@ -360,7 +361,7 @@ def bundles(target: BulkTarget, groups: int, table: pa.Table) -> Iterator[pa.Rec
 
 
 def homes(target: BulkTarget, keys: pa.Array) -> Any:
-    """The shard of each key. What is wrong with one is told by who writes it."""
+    """The shard of each key. An invalid key is reported by the task that writes it."""
     try:
         if not keys.null_count and pa.types.is_integer(keys.type):
             return target.home(keys.cast(pa.int64()).to_numpy())
@@ -372,12 +373,12 @@ def homes(target: BulkTarget, keys: pa.Array) -> Any:
 def write_rows(
     url: str, target: BulkTarget, sealing: Sealing, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """One task: the rows of some shards become parts of the layer."""
+    """One task: write the rows of some shards as parts of the layer."""
     yield reported(lambda: write(open_store(url), target, first_part(), pieces(sealing, batches)))
 
 
 def pieces(sealing: Sealing, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Columns, Columns]]:
-    """All rows of the task, which has some shards of its own."""
+    """All rows of the task, which has its own shards."""
     cells = [cell.as_buffer() for batch in batches for cell in batch.column(ROWS)]
     if not cells:
         return
@@ -403,7 +404,7 @@ def delete_group(url: str, target: BulkTarget, moment: EpochEnd, group: int, gro
     view = View(store, target.operator.name)
     mine = [shard for shard in range(target.shards) if shard * groups // target.shards == group]
     scan = view.scan(moment, view.app_fingerprint(moment))
-    if not scan.is_aligned:  # then nobody can read a part of it: one does all
+    if not scan.is_aligned:  # then it cannot be read in parts: one task reads it all
         mine = list(range(target.shards)) if group == 0 else []
     if not mine:
         return []
@@ -412,14 +413,14 @@ def delete_group(url: str, target: BulkTarget, moment: EpochEnd, group: int, gro
 
 
 def first_part() -> int:
-    """Tasks may be run twice, at the same time even: each attempt has names of its own."""
+    """Tasks may run twice, even at the same time: each attempt has its own names."""
     context = TaskContext.get()
     assert context is not None
     return context.taskAttemptId() * PARTS_MAX
 
 
 def reported(work: Any) -> pa.RecordBatch:
-    """What was written, or what was wrong: an exception would reach the user under a pile of Spark's own."""
+    """What was written, or the error: an exception would reach the user under many of Spark's own."""
     rows: Sequence[tuple[Any, ...]]
     try:
         rows = [(each.name, each.bytes, each.crc32, each.rows, *each.shards, None) for each in work()]

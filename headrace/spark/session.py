@@ -1,4 +1,5 @@
-"""A Spark session that starts: the right Java, this Python for the workers, quiet logs, sane local defaults."""
+"""A Spark session that works out of the box: the right Java, this Python for the workers, quiet logs, local
+defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WORKER_PYTHON = Path(__file__).with_name("worker-python")
 
 LOCAL_DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
-    # The JVM starts a `chmod` for each file of a checkpoint: without a helper process between them.
+    # The JVM starts a `chmod` for each file of a checkpoint: start it directly, without a helper process.
     "spark.driver.extraJavaOptions": (
         f'"-Dlog4j2.configurationFile=file:{LOGGING}" -Djdk.lang.Process.launchMechanism=VFORK'
     ),
@@ -32,7 +33,7 @@ LOCAL_DEFAULTS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    # The usual one starts twice as many of them.
+    # The default file manager starts twice as many of these processes.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -41,7 +42,7 @@ LOCAL_DEFAULTS = {
 }
 
 
-CLUSTER_DEFAULTS = {  # executors elsewhere have to reach the driver
+CLUSTER_DEFAULTS = {  # executors elsewhere must reach the driver
     key: value for key, value in LOCAL_DEFAULTS.items() if key not in ("spark.driver.bindAddress", "spark.driver.host")
 }
 
@@ -49,9 +50,9 @@ CLUSTER_DEFAULTS = {  # executors elsewhere have to reach the driver
 def session(
     name: str = "headrace", *, master: str = "local[2]", java_options: str = "", **settings: str
 ) -> SparkSession:
-    """The Spark session to use. One that you made is handed back as it is, with the data sources registered; else a
-    local one is started. Settings are Spark's own, with `_` for `.`: `session(spark_driver_memory="2g")`. The driver's
-    JVM gets `java_options` beside those that it always has."""
+    """The Spark session to use. If you have made one, it is returned as it is, with the data sources registered;
+    otherwise a local one is started. Settings are Spark's own, with `_` for `.`: `session(spark_driver_memory="2g")`.
+    The driver's JVM gets `java_options` in addition to its usual ones."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return register(active)
@@ -72,25 +73,26 @@ def session(
 
 
 def is_local(master: str) -> bool:
-    """Does Spark run its tasks in this machine's one JVM?"""
+    """Whether Spark runs its tasks in this machine's one JVM."""
     return master == "local" or master.startswith("local[")
 
 
 def keep_quiet(spark: SparkSession) -> None:
-    """A task that is stopped hangs up on the server that gathers the tasks' counters, which would print that."""
+    """A task that is stopped disconnects from the server that collects the tasks' counters, which would print an
+    error."""
     server = getattr(spark.sparkContext, "_accumulatorServer", None)
     if server is not None:
         server.handle_error = lambda *_: LOG.debug("a task hung up", exc_info=True)
 
 
 def spelled(key: str) -> str:
-    """The name of a setting as Spark has it; one that has dots may have a `_` of its own."""
+    """The name of a setting in Spark's spelling. A name with dots may also contain a `_`."""
     return key if "." in key else key.replace("_", ".")
 
 
 def starts_sooner(master: str) -> bool:
-    """Whether workers can do without the archives of Spark's Python code: they run here, and the installed PySpark is
-    the one whose JVM is started."""
+    """Whether workers need no archives of Spark's Python code: they run here, and the installed PySpark is the one
+    whose JVM is started."""
     home = os.environ.get("SPARK_HOME")
     own = Path(pyspark.__file__).parent
     is_own = own.is_dir() and (home is None or Path(home).resolve() == own.resolve())
@@ -99,8 +101,8 @@ def starts_sooner(master: str) -> bool:
 
 @contextlib.contextmanager
 def jvm_output_in_a_file() -> Iterator[None]:
-    """The JVM greets on the error stream it is started with, whatever its log level: give it a file instead. What
-    matters still reaches you, as an exception; if the start fails, the end of the file is told."""
+    """The JVM prints messages to the error stream that it is started with, whatever its log level: give it a file
+    instead. Important errors still reach you as exceptions; if the start fails, the end of the file is shown."""
     file, name = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
     path = Path(name)
     sys.stderr.flush()

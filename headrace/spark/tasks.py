@@ -1,4 +1,4 @@
-"""What tasks of Spark's do, in Python processes that run one after the other."""
+"""Helpers for Spark tasks, in Python processes that run one task after another."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headrace.runtime import gc_settings
 
 @functools.cache
 def settle() -> None:
-    """To be called at the end of a task. Spark collects garbage after each, and would look through everything that was
-    ever imported each time: more work than most tasks. Only the first call does anything, and only in such a process:
-    those of users are not ours."""
+    """Call this at the end of a task. Spark runs the garbage collector after each task, which would search everything
+    that was ever imported: more work than most tasks. Only the first call does anything, and only in a process of
+    Spark's: users' own processes are left alone."""
     main = sys.modules["__main__"].__spec__
     if main is not None and main.name == "pyspark.daemon":
         gc_settings.settle()
 
 
 def gathered(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:
-    """The rows of a task in tables of about so many bytes; none without a row."""
+    """The rows of a task in tables of about this many bytes; no table if there are no rows."""
     some: list[pa.RecordBatch] = []
     bytes_so_far = 0
     for batch in batches:

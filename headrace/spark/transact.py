@@ -1,15 +1,16 @@
 """Streams into transactions: every row of a DataFrame is a call.
 
 Rules:
-1. A micro-batch is known by (query id, batch id) and runs once, whatever Spark repeats: after a failure, a restart, a
-   crash of either side, and also if the repeat is cut into other partitions.
-2. The rows of a partition keep their order, and the partitions theirs.
-3. A row that cannot be a call (no key, a wrong type) goes to the dead letters (`format("headrace.dead")`), with the
+1. A micro-batch is known by (query id, batch id) and runs once, even if Spark repeats it: after a failure, a restart, a
+   crash of either side, and also if the repeat has other partitions.
+2. Rows keep their order within a partition, and partitions keep theirs.
+3. A row that is not a valid call (no key, a wrong type) goes to the dead letters (`format("headrace.dead")`), with the
    reason; the stream goes on.
-4. For Spark a batch is done when it is closed in the store and the one before it has run: so the engine works while
-   Spark prepares the next, and never is more than two batches behind.
+4. For Spark a batch is done when it is closed in the store and the one before it has run. So the engine works while
+   Spark prepares the next one, and is never more than two batches behind.
 
-It is Spark's own sink `headrace.calls` (calls.py) with the app at hand, which tells what is wrong before it starts.
+It uses the Spark sink `headrace.calls` (calls.py), and since it knows the app it reports errors before the stream
+starts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from headrace.durability.store import check_name
@@ -45,13 +46,13 @@ def transact(
     checkpoint: str | None = None,
     trigger: dict[str, Any] | None = None,
 ) -> StreamingQuery | None:
-    """Run each row of a DataFrame as the call `function(key, *args)`, columns named by `key` and `args`.
+    """Run each row of a DataFrame as the call `function(key, *args)`; `key` and `args` name columns.
 
     Without a `function` the rows name theirs, in a column `function` ("account.transfer") or in `operator` and
-    `function`. `request_id` is a column with ids for the replies, which else are "<query>/<batch>/<row>". The engine is
-    `runtime`, or whoever runs on the `store`. Of a stream Spark's own StreamingQuery is returned; `trigger` is Spark's,
-    as in `{"availableNow": True}`; its checkpoint is kept in the store, under its `name`, unless you give a place. A
-    table's rows have all run when this returns; with a `name` they run once, however often it is called.
+    `function`. `request_id` is a column with ids for the replies; the default is "<query>/<batch>/<row>". The engine is
+    `runtime`, or the app that runs on the `store`. For a stream, Spark's own StreamingQuery is returned; `trigger` is
+    Spark's, as in `{"availableNow": True}`; its checkpoint is kept in the store, under its `name`, unless you give a
+    place. The rows of a table have all run when this returns; with a `name` they run once, however often it is called.
     """
     if isinstance(args, str):
         raise StreamError(f"args is a list of column names: args=[{args!r}]")
@@ -108,7 +109,7 @@ def store_for(runtime: Driver | None, store: str | None) -> str:
 
 
 def checkpoint_in(where: str, name: str | None) -> str:
-    """Beside the state that it belongs to: neither can be had without the other."""
+    """In the store, beside the state that it belongs to: neither is of use without the other."""
     if name is None or "://" in where:
         raise StreamError(
             'a stream has a checkpoint, by which it goes on after a restart: give it a name, as in name="transfers", '
@@ -120,7 +121,7 @@ def checkpoint_in(where: str, name: str | None) -> str:
 
 
 def columns_of(df: DataFrame, wanted: Wanted) -> list[Any]:
-    """The columns that count, by the names that a segment has."""
+    """The columns that are used, under the names that a segment has."""
     columns = [F.col(quoted(wanted.key)).alias("key")]
     columns += [F.col(quoted(each)).alias(f"arg{at}") for at, each in enumerate(wanted.args)]
     for given, alias in ((wanted.args_json, "args"), (wanted.request_id, "id")):
@@ -132,5 +133,5 @@ def columns_of(df: DataFrame, wanted: Wanted) -> list[Any]:
 
 
 def quoted(column: str) -> str:
-    """The name of a column, whatever is in it: Spark would take a.b for a field of a struct."""
+    """The quoted name of a column: Spark would take a.b for a field of a struct."""
     return f"`{column.replace('`', '``')}`"

@@ -1,1 +1,1 @@
-"""What travels: values, messages and the one codec. Knows nobody; no pickle, ever."""
+"""What is sent and stored: values, messages and the one codec. Imports no other part. Never uses pickle."""

@@ -1,4 +1,5 @@
-"""The one codec for messages: msgpack, typed, limited in size; whatever is no message of ours is a `BadMessage`."""
+"""The one codec for messages: msgpack, typed, limited in size. Everything that is not a valid message is a
+`BadMessage`."""
 
 from __future__ import annotations
 

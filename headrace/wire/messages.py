@@ -1,4 +1,5 @@
-"""The messages, as frozen structs. Columns, not rows: a message carries a batch and its cost is paid once per batch."""
+"""The messages, as frozen structs. Columns, not rows: a message carries a batch, and its cost is paid once per
+batch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import msgspec
 
 from headrace.wire.values import size_of
 
-PART_BYTES_MAX = 16 << 20  # of large values in one message, beyond one of them
+PART_BYTES_MAX = 16 << 20  # of large values in one message; more if a single value is larger
 
 RequestIds = str | list[str]
 """The ids of a batch's rows: each its own, or a stem, and then row 7 of stem "x" has the id "x/7"."""
@@ -23,7 +24,7 @@ def id_of(ids: RequestIds, row: int) -> str:
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """Why there is no result. `code` is for programs, `type` and `message` are the exception's, `function` and `key`
-    say where it was raised (None where nothing ran)."""
+    say where it was raised (None if nothing ran)."""
 
     code: str
     type: str
@@ -42,7 +43,7 @@ class Calls(msgspec.Struct, frozen=True, tag="calls", forbid_unknown_fields=True
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=True):
-    """The replies to one `Calls`, in its order. A result is a sealed value; a failure stands under its row's number.
+    """The replies to one `Calls`, in its order. A result is a sealed value; a failure is stored under its row's number.
     A row without a TID was refused: it was never logged and changed nothing."""
 
     ids: RequestIds
@@ -53,7 +54,7 @@ class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=
 
 
 def with_refused(answers: Answers, ids: RequestIds, refused: dict[int, Failure]) -> Answers:
-    """The answers with the rows back in their places that were refused before the others were sent."""
+    """The answers with the rows inserted again that were refused before the others were sent."""
     if not refused:
         return answers
     places = range(len(answers.tids) + len(refused))
@@ -82,20 +83,20 @@ Entities = list[tuple[str, Any, Any]]
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True):
-    """A term begins: whatever a worker had is void. `entities` are those of its shards, in parts of bounded size; the
-    worker goes on once it has the last part."""
+    """A term begins: everything that a worker had is void. `entities` are those of its shards, in parts of bounded
+    size; the worker continues once it has the last part."""
 
     owners: list[int]  # shard -> worker
     version: int
     workers: int
     entities: Entities
     is_last: bool = True
-    seed: int = 0  # the app's: what functions draw follows from it
-    watched: list[str] = []  # operators of which it is to be told what epochs change
+    seed: int = 0  # the app's seed: what functions draw follows from it
+    watched: list[str] = []  # operators whose changes in epochs are to be reported
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
-    """An epoch, in columns; every worker gets all of it and picks its own. Its TIDs are a range."""
+    """An epoch, in columns; every worker gets all of it and picks its own rows. Its TIDs are a range."""
 
     epoch: int
     mode: str
@@ -104,11 +105,11 @@ class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
     keys: list[Any]
     args: list[tuple[Any, ...]]
     predicted: list[Any] | None  # the call graphs learned so far, if there are new ones: see core/ordered/prediction.py
-    poisoned: list[int]  # TIDs that abort by decree
-    suspects: list[int]  # TIDs that are gathered, without a try
-    is_lone: bool = False  # one transaction, sent to its root's worker only: settled by shares
+    poisoned: list[int]  # TIDs that must abort
+    suspects: list[int]  # TIDs that are gathered, without being tried
+    is_lone: bool = False  # one transaction, sent only to its root's worker: settled by shares
     time_us: int = 0  # the epoch's
-    limits: dict[str, int] | None = None  # that it was logged with, where they are not today's
+    limits: dict[str, int] | None = None  # those of the log, if they are not the present ones
     stored: list[tuple[bytes, int, int]] | None = None  # instead of functions, keys and args: see `Epoch.stored`
 
 
@@ -119,8 +120,8 @@ class Final(msgspec.Struct, frozen=True, tag="final", forbid_unknown_fields=True
 
 
 class Response(msgspec.Struct, frozen=True, tag="response"):
-    """What an external call of a transaction gave: a sealed result, or the message of its failure. Also a record of the
-    log."""
+    """The response to an external call of a transaction: a sealed result, or the message of its failure. Also a record
+    of the log."""
 
     tid: int
     call: str
@@ -129,7 +130,7 @@ class Response(msgspec.Struct, frozen=True, tag="response"):
 
 
 class Need(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """An external call that a transaction has come to. It goes on once its response is there."""
+    """An external call that a transaction waits for. It continues once the response is there."""
 
     tid: int
     call: str  # also the idempotency key
@@ -138,7 +139,7 @@ class Need(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Respond(msgspec.Struct, frozen=True, tag="respond", forbid_unknown_fields=True):
-    """The responses to the external calls that this transaction has made so far: it goes on."""
+    """The responses to the external calls that this transaction has made so far: it continues."""
 
     epoch: int
     tid: int
@@ -146,7 +147,8 @@ class Respond(msgspec.Struct, frozen=True, tag="respond", forbid_unknown_fields=
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather", forbid_unknown_fields=True):
-    """Everything below `first` is final: `worker` runs the TIDs from there to `last`, on what the lenders lend."""
+    """Everything below `first` is final: `worker` runs the TIDs from there to `last`, with the state that the others
+    lend."""
 
     epoch: int
     first: int
@@ -166,8 +168,8 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered", forbid_unknown_field
 
 
 class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
-    """A worker has nothing to do for an epoch: what it sent and received on each channel so far (0 is the coordinator),
-    and the outcome of the transactions whose roots it owns. Void as soon as it receives more."""
+    """A worker has nothing to do for an epoch: what it has sent and received on each channel so far (0 is the
+    coordinator), and the outcome of the transactions whose roots it owns. Void as soon as it receives more."""
 
     epoch: int
     sent: list[int]
@@ -177,11 +179,11 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     suspects: list[int]  # TIDs that are to be gathered
     stats: dict[str, int]
     learned: list[Any]  # call graphs that may be predicted
-    shares: list[int] | None = None  # of a lone epoch: 2^-share comes back, for each of them
-    needs: list[Need] = []  # what has to be known before it goes on
+    shares: list[int] | None = None  # of a lone epoch: 2^-share is returned, for each of them
+    needs: list[Need] = []  # external calls that must be answered before it continues
     later: list[tuple[Any, Any]] = []  # entities of the operator `headrace` that the epoch changed: key, sealed state
-    held: list[int] = []  # those of the suspects whose repairs did not end
-    late: int = 0  # entities that the gatherer had to ask for while it ran
+    held: list[int] = []  # the suspects whose repairs did not end
+    late: int = 0  # entities that the gathering worker had to ask for while it ran
 
 
 ChangedColumns = tuple[str, list[Any], list[Any], list[Any]]
@@ -189,8 +191,8 @@ ChangedColumns = tuple[str, list[Any], list[Any], list[Any]]
 
 
 class Changed(msgspec.Struct, frozen=True, tag="changed", forbid_unknown_fields=True):
-    """What an epoch that is final changed on a worker's shards: per operator the keys, the states before and those
-    after, MISSING where there was none; in parts of bounded size."""
+    """What a final epoch changed on a worker's shards: per operator the keys, the states before and those after,
+    MISSING where there was none; in parts of bounded size."""
 
     epoch: int
     changes: list[ChangedColumns]
@@ -198,21 +200,21 @@ class Changed(msgspec.Struct, frozen=True, tag="changed", forbid_unknown_fields=
 
 
 class Results(msgspec.Struct, frozen=True, tag="results", forbid_unknown_fields=True):
-    """The first of the results that an `Idle` is about to bring, if they are too many bytes for one message."""
+    """The first of the results that an `Idle` will bring, if they are too many bytes for one message."""
 
     epoch: int
     results: list[Any]
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One thing that a worker tells another about a transaction."""
+    """Something that one worker tells another about a transaction."""
 
     tid: int
 
 
 class Made(Row, frozen=True, tag=0):
-    """A call was made, or is made anew with other arguments. If it is awaited, the first `caller_size` bytes of its
-    place are the caller's; `attempt` tells its answer from those to earlier tries."""
+    """A call was made, or is made again with other arguments. If it is awaited, the first `caller_size` bytes of its
+    place are the caller's; `attempt` distinguishes its answer from those to earlier tries."""
 
     place: bytes
     function: int
@@ -252,13 +254,13 @@ class Failed(Row, frozen=True, tag=3):
 
 
 class Mended(Row, frozen=True, tag=4):
-    """What failed at this place does not any more."""
+    """What failed at this place no longer fails."""
 
     place: bytes
 
 
 class TransactionAborted(Row, frozen=True, tag=5):
-    """To all, from the root's worker: nobody else sees this transaction's writes."""
+    """To all workers, from the root's worker: no other transaction sees this transaction's writes."""
 
 
 class TransactionRevived(Row, frozen=True, tag=6):
@@ -266,20 +268,20 @@ class TransactionRevived(Row, frozen=True, tag=6):
 
 
 class Lent(Row, frozen=True, tag=7):
-    """State for the stretch that begins with this TID, as it is below it; in parts of bounded size."""
+    """State for the stretch that begins with this TID, as it is below the TID; in parts of bounded size."""
 
     entities: Entities
     is_last: bool = True
 
 
 class LendRequest(Row, frozen=True, tag=8):
-    """For the state of these entities, (operator, key), below this TID."""
+    """A request for the state of these entities, (operator, key), below this TID."""
 
     entities: list[tuple[str, Any]]
 
 
 class Installed(Row, frozen=True, tag=9):
-    """What a stretch that ends with this TID has changed, in parts of bounded size; with the last one it is over."""
+    """What a stretch that ends with this TID has changed, in parts of bounded size; the last part ends it."""
 
     entities: Entities
     is_last: bool = True
@@ -293,17 +295,17 @@ Rows = (
 
 
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=True):
-    """What one worker has to tell another about an epoch's transactions: rows in the order they happened."""
+    """What one worker tells another about an epoch's transactions: rows in the order in which they happened."""
 
     epoch: int
     rows: list[Rows]
-    share: int | None = None  # of a lone epoch: 2^-share comes along
+    share: int | None = None  # of a lone epoch: 2^-share is passed on
     lone: tuple[int, int, int] | None = None  # and its TID, its root's worker and the epoch's time
 
 
 class Show(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
-    """Between two epochs: hand out state, of all operators or of one, of all keys or of one; or what changed since it
-    was last asked for (or the term began), and has the state MISSING where it was deleted."""
+    """Between two epochs: send state, of all operators or of one, of all keys or of one; or what changed since the last
+    such request (or since the term began), with the state MISSING where it was deleted."""
 
     token: int
     operator: str | None = None
@@ -321,8 +323,8 @@ Body = Begin | Run | Final | Gather | Gathered | Respond | Idle | Results | Chan
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True):
-    """What travels on a channel: message number `sequence` of this term from `source` to `to`, and how many
-    came in order the other way. Without a body it is only the acknowledgement."""
+    """A message on a channel: number `sequence` of this term from `source` to `to`, and how many arrived in order in
+    the other direction. Without a body it is only the acknowledgement."""
 
     term: int
     source: int
@@ -333,8 +335,8 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", forbid_unknown_fields=True
 
 
 def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
-    """What goes to another worker, in messages of bounded size. `size` is what large values there are in the epoch; of
-    state that is lent or given back, each part but the last ends a message."""
+    """Messages of bounded size for another worker. `size` is the size of the large values in the epoch. Of state that
+    is lent or given back, each part but the last ends a message."""
     if size < PART_BYTES_MAX and STATE_ROWS.isdisjoint(map(type, rows)):
         return [rows]
     pieces: list[list[Any]] = [[]]
@@ -350,7 +352,7 @@ def in_pieces(rows: list[Any], size: int) -> list[list[Any]]:
 
 
 def weight_of(row: Rows) -> int:
-    """The bytes of the large values in it."""
+    """The bytes of the large values in a row."""
     if isinstance(row, Made):
         return sum(map(size_of, row.args))
     if isinstance(row, Answered):
@@ -359,7 +361,7 @@ def weight_of(row: Rows) -> int:
 
 
 def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
-    """Cut for sending, by number and by size: at least one part, the last one marked."""
+    """Split for sending, by number and by size: at least one part, the last one marked."""
     parts: list[Entities] = [[]]
     room = PART_BYTES_MAX
     for entity in entities:
@@ -372,7 +374,7 @@ def in_parts(entities: Entities, count_max: int) -> list[tuple[Entities, bool]]:
 
 
 def changes_in_parts(changes: list[ChangedColumns], count_max: int) -> list[tuple[list[ChangedColumns], bool]]:
-    """The same for what an epoch changed."""
+    """The same for the changes of an epoch."""
     parts: list[list[ChangedColumns]] = [[]]
     rows, room = 0, PART_BYTES_MAX
     for operator, keys, befores, afters in changes:
@@ -388,7 +390,7 @@ def changes_in_parts(changes: list[ChangedColumns], count_max: int) -> list[tupl
 
 
 def has_large(values: list[Any]) -> bool:
-    """Is any of these sealed values one that may have many bytes?"""
+    """Whether any of these sealed values may have many bytes."""
     return not {str, bytes}.isdisjoint(map(type, values))
 
 

@@ -3,9 +3,10 @@
 Rules:
 1. A *sealed* value is either an immutable scalar, as it is, or `bytes`: the msgpack form of anything else. Where a
    value is sealed, `bytes` always means "encoded", so a user's own bytes are encoded too.
-2. Sealing copies and unsealing copies: who holds a sealed value shares nothing mutable with anybody.
-3. What comes back is what went in, exactly in type. What msgpack cannot tell apart (tuple and list) or does not know
-   travels as an extension type; the rest is refused with the path to the culprit. Nothing is silently changed.
+2. Sealing copies and unsealing copies: a sealed value shares no mutable object with other code.
+3. A value comes back as it was, with exactly the same type. Types that msgpack cannot distinguish (tuple and list) or
+   does not know become extension types; all others are refused with the path to the culprit. Nothing is changed
+   silently.
 4. Two sealed values are the `same` if their bytes are: 1, 1.0 and True differ, a NaN equals itself.
 
 Never here: state, transactions, sockets, pickle.
@@ -25,7 +26,7 @@ from msgspec.msgpack import Ext
 
 from headrace.errors import BadKey, BadValue, TooLarge
 
-# Ints of one digit, as CPython counts them: two comparisons with these are quick, a chained one is not. They take the
+# Ints that CPython stores in one digit: two comparisons with these are fast, a chained one is not. They take the
 # fast paths; all others are checked in full.
 LOW, HIGH = -(1 << 30) + 1, (1 << 30) - 1
 INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
@@ -63,7 +64,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 class RecordType(NamedTuple):
-    """How one dataclass or struct is taken apart and put together."""
+    """How one dataclass or struct is encoded and rebuilt."""
 
     name: str
     fields: tuple[str, ...]
@@ -71,7 +72,7 @@ class RecordType(NamedTuple):
 
 
 class Values:
-    """Seals and unseals. Knows the dataclasses and structs of one app, by name."""
+    """Seals and unseals values. Knows the dataclasses and structs of one app, by name."""
 
     def __init__(self, records: Iterable[type] = (), *, bytes_max: int = 1 << 20, depth_max: int = 64) -> None:
         self.bytes_max, self.depth_max = bytes_max, depth_max
@@ -110,7 +111,7 @@ class Values:
             raise TooLarge(f"a str of {length} bytes is over the limit of {self.bytes_max}")
 
     def encode(self, value: Any) -> bytes:
-        """Any value, scalars too, as bytes."""
+        """Encode any value as bytes, scalars too."""
         try:
             data = self._encode(self._lower(value, 0, [self.bytes_max]))
         except BadValue as error:
@@ -129,7 +130,7 @@ class Values:
 
     def _lower(self, value: Any, depth: int, room: list[int]) -> Any:
         """The same value in msgpack's own types and extension types. `room` is what is left of the limit: a value that
-        holds one part many times is not walked much further than that."""
+        contains one part many times is not walked much further than that."""
         kind = type(value)
         room[0] -= len(value) + 1 if kind is bytes or kind is str else 1
         if room[0] < 0:
@@ -169,7 +170,7 @@ class Values:
         return key
 
     def _culprit(self, value: Any) -> str:
-        """The path to what could not be lowered: walked only once something could not, and not beyond the limit."""
+        """The path to the part that could not be lowered. Called only after a failure; it stops at the limit."""
         path, room = type(value).__name__, [self.bytes_max]
         for depth in range(self.depth_max):
             record = self.records.get(type(value))
@@ -209,21 +210,21 @@ class Values:
 
 
 def plain(sealed: Any) -> Any:
-    """A sealed value for who has not the app, in JSON's own types: a record is a dict of its fields, a tuple a list;
-    dates, times, decimals and UUIDs are their text, bytes their base64 text, also as keys of a dict (whose ints stay
-    ints). What it was cannot be told from it any more: who wants it back unseals it with the app's `Values`."""
+    """A sealed value in JSON's own types, for readers without the app: a record is a dict of its fields, a tuple a
+    list; dates, times, decimals and UUIDs are strings, bytes are base64 strings, also as keys of a dict (whose ints
+    stay ints). The original types are lost: to get them back, unseal with the app's `Values`."""
     if type(sealed) is not bytes:
         return sealed
     return msgspec.to_builtins(opened(sealed))
 
 
 def as_json(sealed: Any) -> bytes:
-    """`plain` as JSON, in one go. A float that is no number, or infinite, is null."""
+    """`plain` as JSON, in a single call. A float that is NaN or infinite becomes null."""
     return _to_json(opened(sealed) if type(sealed) is bytes else sealed)
 
 
 def opened(sealed: bytes) -> Any:
-    """Nearly `plain`: bytes are still bytes, which who makes JSON of it turns into their base64 text."""
+    """Like `plain`, but bytes are still bytes; a JSON encoder turns them into base64 strings."""
     try:
         return _open(memoryview(sealed)[WRAP_BYTES:] if is_wrapped(sealed) else sealed)
     except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
@@ -248,7 +249,7 @@ _to_json = msgspec.json.Encoder().encode
 
 
 def wrap(sealed: Any, written_us: int) -> bytes:
-    """A sealed value with the time at which it was written: an extension type of msgpack that stands nowhere else."""
+    """A sealed value with the time at which it was written: an extension type of msgpack that is used nowhere else."""
     inner = sealed if type(sealed) is bytes else msgspec.msgpack.encode(sealed)
     size = len(inner) + 8
     return b"\xc9" + size.to_bytes(4, "big") + bytes((EXPIRING,)) + written_us.to_bytes(8, "big") + inner
@@ -263,14 +264,15 @@ def written_us(wrapped: bytes) -> int:
 
 
 def size_of(sealed: Any) -> int:
-    """The bytes of a sealed value, as limits count them: numbers are free, being bounded by the number of calls."""
+    """The bytes of a sealed value, as limits count them: numbers are free, since the number of calls bounds them."""
     if type(sealed) is str:
         return len(sealed) if sealed.isascii() else len(sealed.encode())
     return len(sealed) if type(sealed) is bytes else 0
 
 
 def shown(value: Any) -> str:
-    """A value in a message: bounded, and the same in every run (a `repr` may recurse, be huge, or hold an address)."""
+    """A value for a message: bounded, and the same in every run (a `repr` may recurse, be huge, or contain an
+    address)."""
     kind = type(value)
     if kind is str or kind is bytes:
         return repr(value) if len(value) <= 60 else f"{value[:60]!r}…"
@@ -297,8 +299,8 @@ def refusal(kind: type) -> str:
 
 
 def lower_datetime(value: datetime.datetime) -> tuple[str, int, int | None, str | None]:
-    """Its text without a zone, its fold, the zone's offset in microseconds and the name it was given. A zone with rules
-    is not carried: they change with the machine."""
+    """Its text without a zone, its fold, the zone's offset in microseconds and its given name. A zone with rules is not
+    carried: the rules differ between machines."""
     zone = value.tzinfo
     if zone is not None and type(zone) is not datetime.timezone:
         raise BadValue(
@@ -323,7 +325,7 @@ def raise_datetime(text: str, fold: int, offset_us: int | None, name: str | None
 
 
 def check_key(key: Any, bytes_max: int) -> None:
-    """A key is a str, an int of 64 bits or bytes, exactly: 1, 1.0 and True would be one key in a dict."""
+    """A key is exactly a str, an int of 64 bits or bytes: 1, 1.0 and True would be one key in a dict."""
     kind = type(key)
     if kind is str:
         try:
@@ -353,7 +355,7 @@ def record_of(cls: type) -> RecordType:
     names = tuple(field.name for field in dataclasses.fields(cls))
 
     def build(fields: dict[str, Any]) -> Any:
-        # Put back as it was, without __init__: it may compute, check or count, and it did so when the value was made.
+        # Rebuilt without __init__: it may compute, check or count, and it did so when the value was made.
         made = object.__new__(cls)
         for field in names:
             object.__setattr__(made, field, fields[field])

@@ -163,7 +163,7 @@ class Spark:
 
 
 class Engine:
-    """A hand, and a taker that submits to it."""
+    """A hand, and an inbox reader that submits to it."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Engine:
         self.rng, self.snapshots = rng, snapshots
         self.futures: dict[int, Future[Any]] = {}
         self.done: list[tuple[Source, Future[Any]]] = []
-        self.taker = InboxReader(store, self.hand.admission, self._submit, self.hand.core.sources.last_of, self._check)
+        self.reader = InboxReader(store, self.hand.admission, self._submit, self.hand.core.sources.last_of, self._check)
 
     def _submit(self, batch: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -195,7 +195,7 @@ class Engine:
         hand, rng = self.hand, self.rng
         looked = 0
         with contextlib.suppress(StoreError):  # as `Intake` does
-            looked = self.taker.look(lambda *item: self.done.append(item))
+            looked = self.reader.look(lambda *item: self.done.append(item))
         hand.now_us += 1_000
         if rng.random() < self.snapshots:
             hand.submit(TakeSnapshot(("snapshot", hand.now_us)))
@@ -209,7 +209,7 @@ class Engine:
         rng.shuffle(self.done)
         for _ in range(rng.randint(0, len(self.done))):
             with contextlib.suppress(StoreError):
-                self.taker.finish(*self.done.pop())
+                self.reader.finish(*self.done.pop())
         return bool(looked or self.futures or self.done or any(happened))
 
 
@@ -485,7 +485,7 @@ def settle(engine: Engine) -> Engine:
 
 def log_batch(engine: Engine, epochs: int) -> None:
     """The batch that waits is in the log, and so many epochs of it; nothing is taken away."""
-    engine.taker.look(lambda *item: engine.done.append(item))
+    engine.reader.look(lambda *item: engine.done.append(item))
     engine.hand.compute()
     engine.hand.sync(min(1 + epochs, len(engine.hand.records)))
     engine.hand.compute()

@@ -218,7 +218,7 @@ def test_what_the_store_says_has_run_is_never_taken_for_new_without_its_rows() -
     store = memory()
     engine = start(store)
     close(store, 0, table([1]))
-    engine.taker.look(lambda *item: None)  # it is handed over, and not logged
+    engine.reader.look(lambda *item: None)  # it is handed over, and not logged
     store.create("taken/q@000000000000", b"")
     engine = settle(start(store))
     assert notes(engine) == []

@@ -108,7 +108,7 @@ def test_dead_letters_are_those_of_the_limits_that_the_batch_was_logged_under() 
     store = memory()
     first = start(store, key_bytes_max=10)
     close(store, 0, table([1], "k" * 20), table([2]), table([3], None))
-    first.taker.look(lambda *item: None)
+    first.reader.look(lambda *item: None)
     assert dead_rows(store) == [("q", 0, 0), ("q", 0, 2)]
     engine = settle(start(store, key_bytes_max=100))
     assert notes(engine, "k" * 20) == [1]

@@ -259,10 +259,10 @@ def test_a_query_that_fails_is_started_again_until_it_fails_without_having_done_
     kept = module.KeptQuery("replies", make)
     kept.start()
     for _ in range(2 * (5 + 2)):  # five that do something and fail, then three that do nothing
-        kept.see_to()
+        kept.restart_if_due()
     assert len(made) == 8
     with pytest.raises(StreamError, match=r"stream of replies failed 4 times in a row: batch 0 .* the sink is full$"):
-        kept.see_to()
+        kept.restart_if_due()
 
 
 def test_a_query_that_fails_pauses_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_a_query_that_fails_pauses_longer_each_time(monkeypatch: pytest.MonkeyPa
     kept = module.KeptQuery("requests", make)
     kept.start()
     while len(began) < 9:
-        kept.see_to()
+        kept.restart_if_due()
         now_s += 0.25
     gaps = [later - earlier for earlier, later in itertools.pairwise(began)]
     assert [gap // 0.5 * 0.5 for gap in gaps] == [0.5, 1, 2, 4, 8, 16, 30, 30]

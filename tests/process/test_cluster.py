@@ -272,8 +272,8 @@ class Pair:
 
     def __init__(self) -> None:
         self.one, self.two = Network(1, Keys.new()), Network(2, Keys.new())
-        self.one.meet(2, self.two.keys.public, self.two.endpoint)
-        self.two.meet(1, self.one.keys.public, self.one.endpoint)
+        self.one.add_node(2, self.two.keys.public, self.two.endpoint)
+        self.two.add_node(1, self.one.keys.public, self.one.endpoint)
 
     def __enter__(self) -> Pair:
         return self
@@ -313,12 +313,12 @@ def raw_push(keys: Keys, server_key: str, endpoint: str) -> tuple[zmq.Context[An
 def test_what_is_sent_before_the_address_is_known_arrives_once_it_is() -> None:
     with Pair() as pair:
         pair.one.forget(2)
-        pair.one.meet(2, pair.two.keys.public, None)
+        pair.one.add_node(2, pair.two.keys.public, None)
         sent = [frame(number) for number in range(1, 20)]
         for each in sent:
             pair.one.send(each)
         assert not pair.one.is_congested
-        pair.one.meet(2, pair.two.keys.public, pair.two.endpoint)
+        pair.one.add_node(2, pair.two.keys.public, pair.two.endpoint)
         assert pair.received(19) == sent
 
 
@@ -350,7 +350,7 @@ def test_a_cluster_refuses_what_is_cut_short_and_goes_on(pids: set[int]) -> None
 
         def _open(self) -> None:
             keys.append(Keys.new())
-            self._network.meet(99, keys[0].public, None)
+            self._network.add_node(99, keys[0].public, None)
             super()._open()
 
     with Traitor(bank.app, 2) as cluster:
@@ -395,7 +395,7 @@ def test_a_node_that_was_forgotten_is_a_stranger() -> None:
         assert pair.received() == [frame(1)]
         pair.two.forget(1)
         pair.one.send(frame(2))
-        pair.two.meet(3, Keys.new().public, None)
+        pair.two.add_node(3, Keys.new().public, None)
 
         def refused() -> bool:
             pair.two.wait(5)
@@ -409,12 +409,12 @@ def test_a_node_that_was_forgotten_is_a_stranger() -> None:
 def test_who_was_turned_away_is_heard_soon_after_it_is_met(delay_s: float) -> None:
     """News of a node may come after its first knock. ZeroMQ by itself may knock again after 30 seconds only."""
     with Pair() as pair, contextlib.closing(Network(3, Keys.new())) as stranger:
-        stranger.meet(2, pair.two.keys.public, pair.two.endpoint)
+        stranger.add_node(2, pair.two.keys.public, pair.two.endpoint)
         stranger.send(frame(7, source=3))
         eventually(lambda: pair.two.wait(5) or pair.two.strangers)
         until_s = time.monotonic() + delay_s
         eventually(lambda: pair.two.wait(5) or time.monotonic() >= until_s)
-        pair.two.meet(3, stranger.keys.public, stranger.endpoint)
+        pair.two.add_node(3, stranger.keys.public, stranger.endpoint)
         began_s = time.monotonic()
         assert pair.received() == [frame(7, source=3)]
         assert time.monotonic() - began_s < 25
@@ -446,7 +446,7 @@ def test_two_nodes_that_flood_each_other_both_get_through() -> None:
 
 def test_what_is_kept_for_a_peer_is_limited() -> None:
     network = Network(1, Keys.new())
-    network.meet(2, Keys.new().public, None)
+    network.add_node(2, Keys.new().public, None)
     for _ in range(2):  # what is sent again before it has left is not kept twice
         for number in range(1, KEPT_FRAMES_MAX + 1):
             network.send(frame(number))

@@ -30,7 +30,7 @@ class Remote(WorkerProcess):
     def __init__(self, job: Job, up_s: float, down_s: float) -> None:
         super().__init__(job)
         ours, theirs = map(WorkerPipe, socket.socketpair())
-        near, self.line, self.fd = self.line, ours, ours.fileno()
+        near, self.pipe, self.fd = self.pipe, ours, ours.fileno()
         for words in ((near, theirs, up_s), (theirs, near, down_s)):
             threading.Thread(target=relay, args=words, daemon=True).start()
 
@@ -58,8 +58,8 @@ class Far(Processes):
 
 def strangers(cluster: Cluster) -> int:
     """How many were turned away so far, by what each worker says from now on."""
-    before = {worker: worker.beat for worker in cluster._workers.values()}
-    eventually(lambda: all(worker.beat is not beat for worker, beat in before.items()))
+    before = {worker: worker.heartbeat for worker in cluster._workers.values()}
+    eventually(lambda: all(worker.heartbeat is not heartbeat for worker, heartbeat in before.items()))
     return int(cluster.metrics()["strangers_refused"])
 
 

@@ -236,10 +236,10 @@ def strangers(spark: SparkSession, folder: Path) -> dict[str, Any]:
         context, keys = zmq.Context(), Keys.new()
         stranger = context.socket(zmq.DEALER)
         stranger.setsockopt(zmq.ROUTING_ID, b"s" + bytes(32))
-        stranger.setsockopt_string(zmq.CURVE_SERVERKEY, hosts._invitation.key)
+        stranger.setsockopt_string(zmq.CURVE_SERVERKEY, hosts._stage_info.key)
         stranger.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
         stranger.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
-        stranger.connect(hosts._invitation.endpoint)
+        stranger.connect(hosts._stage_info.endpoint)
         for data in (msgspec.json.encode(Envelope(1, 0, TaskReady("there", 1))), b"nonsense"):
             stranger.send(data)
         answered = stranger.poll(1_500)

@@ -239,24 +239,24 @@ def test_a_local_session_has_its_workers_beside_spark(spark: Any) -> None:
 def test_a_worker_that_says_that_it_is_ready_is_heard_also_if_it_is_looked_at_first() -> None:
     """Who asks whether it is gone must not take its words away: the cluster waited for them for ever."""
     worker = TaskWorker(Job(1, AppTarget("app", "bank"), [], "", {}, [], Peer("key")), 1)
-    worker.far.send(Ready("tcp://there:1", "its key", 7))
+    worker.relay_end.send(Ready("tcp://there:1", "its key", 7))
     assert not worker.is_gone()
     assert [type(message) for message in worker.listen()] == [Ready]
     assert (worker.endpoint, worker.key, worker.pid) == ("tcp://there:1", "its key", 7)
-    worker.far.send(ProcessEnded(-9, 42))
-    worker.far.close()
+    worker.relay_end.send(ProcessEnded(-9, 42))
+    worker.relay_end.close()
     worker.listen()
-    assert (worker.is_gone(), worker.last_words(), worker.end()) == (True, 42, -9)
+    assert (worker.is_gone(), worker.last_tid(), worker.end()) == (True, 42, -9)
 
 
 def test_a_worker_without_a_seat_is_not_called_silent() -> None:
     worker = TaskWorker(Job(1, AppTarget("app", "bank"), [], "", {}, [], Peer("key")), 1)
     worker.heard_s -= 3_600
     assert not worker.is_silent(5_000_000)
-    worker.is_seated = True
+    worker.has_task = True
     assert worker.is_silent(5_000_000)
-    worker.far.close()
-    worker.line.close()
+    worker.relay_end.close()
+    worker.pipe.close()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "192.0.2.1"])

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from headrace.bench import cores
+from headrace.bench.pace import DueRows, PaceFile, rows_due, transfers
 from headrace.bench.through import NEAR, Durations, search, summary, through
-from headrace.spark.sources.paced import DueRows, PaceFile, Stream, rows_due, transfers
+from headrace.spark.sources.paced import Stream
 from headrace.spark.tasks import settle
 
 
@@ -37,26 +38,26 @@ def test_two_accounts_pay_each_other() -> None:
 def test_a_row_is_due_when_the_schedule_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
     monkeypatch.setattr("time.time", lambda: now)
-    tap = PaceFile(tmp_path / "schedule")
-    assert tap.turn(100.0) == 0
+    pace = PaceFile(tmp_path / "schedule")
+    assert pace.set_rate(100.0) == 0
     now += 2.0
-    assert tap.turn(10.0) == 200  # rows 0 to 199 were due
+    assert pace.set_rate(10.0) == 200  # rows 0 to 199 were due
     now += 1.0
-    assert tap.rows() == 210
-    tap.give(5)
-    assert tap.rows() == 215
+    assert pace.rows() == 210
+    pace.add_rows(5)
+    assert pace.rows() == 215
     now += 50.0
-    assert tap.rows() == 215
-    due = tap.due_s(0, 215)
+    assert pace.rows() == 215
+    due = pace.due_s(0, 215)
     assert np.allclose(due[:200], 1_000 + np.arange(1, 201) / 100)
     assert np.allclose(due[200:210], 1_002 + np.arange(1, 11) / 10)
     assert np.allclose(due[210:], 1_003)
 
 
 def test_the_stream_gives_what_is_due_and_no_more_than_it_may(tmp_path: Path) -> None:
-    tap = PaceFile(tmp_path / "schedule")
-    tap.give(1_000)
-    stream = Stream({"path": str(tap.path), "keys": "10", "partitions": "3", "maxRowsPerBatch": "300"})
+    pace = PaceFile(tmp_path / "schedule")
+    pace.add_rows(1_000)
+    stream = Stream({"path": str(pace.path), "keys": "10", "partitions": "3", "maxRowsPerBatch": "300"})
     start = stream.initialOffset()
     end = stream.latestOffset(start, stream.getDefaultReadLimit())
     assert end == {"row": 300}

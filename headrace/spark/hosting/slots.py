@@ -1,4 +1,5 @@
-"""The slots of a Spark cluster: how many tasks can run at the same time, and whether workers may have some of them."""
+"""The slots of a Spark cluster: how many tasks can run at the same time, and whether there are enough for the
+workers."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from pyspark import SparkContext
 
 from headrace.errors import ConfigError
 
-SLOTS_SPARE = 2  # beside the workers': for the streams that feed them
-SETTLED_S = 15.0  # with some there and no more coming, it is enough to judge
+SLOTS_SPARE = 2  # besides those of the workers: for the streams that feed them
+SETTLED_S = 15.0  # if the number has not changed for this long, no more are expected
 CHECK_S = 0.1
 
 
@@ -22,13 +23,13 @@ def check_settings(context: SparkContext) -> None:
 
 
 def slots_of(context: SparkContext) -> int:
-    """How many tasks can run at the same time, on the executors that are there."""
+    """How many tasks can run at the same time on the present executors."""
     spark = context._jsc.sc()
     return int(spark.maxNumConcurrentTasks(spark.resourceProfileManager().defaultResourceProfile()))
 
 
 def check_slots(context: SparkContext, workers: int, patience_s: float) -> None:
-    """Are there enough for the workers and the streams? Executors may still be coming."""
+    """Check that there are enough slots for the workers and the streams. Executors may still be starting."""
     needed = workers + SLOTS_SPARE
     began_s = changed_s = time.monotonic()
     slots = slots_of(context)

@@ -1,7 +1,7 @@
-"""Workers on a Spark cluster: each sits in a task of one Spark barrier stage, the coordinator stays in the driver.
+"""Workers on a Spark cluster: each runs in a task of one Spark barrier stage; the coordinator stays in the driver.
 
-`SparkCluster` is a `Cluster` (runtime/cluster.py) whose workers are hosted by Spark (seats.py), or, where Spark is
-local itself, by this machine.
+`SparkCluster` is a `Cluster` (runtime/cluster.py) whose workers are hosted by Spark (stage.py) or, if the Spark master
+is local, by this machine.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 class SparkCluster(Cluster):
     """Runs an app on the executors of a Spark cluster: `SparkCluster("bank:app", spark=spark, workers=4, store=...)`.
-    The app must be importable there, and the store be shared. With a local master the workers are processes of this
-    machine, outside of Spark's slots."""
+    The executors must be able to import the app and share the store. With a local master the workers are processes on
+    this machine and take no Spark slots."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class SparkCluster(Cluster):
 
 
 def hosts_on(spark: SparkSession, workers: int) -> Hosts:
-    """Who hosts workers in this session."""
+    """The host of the workers in this session."""
     try:
         context = spark.sparkContext
-    except Exception:  # of Spark Connect, which has none
+    except Exception:  # a Spark Connect session has none
         raise ConfigError(
             "workers need a Spark session that runs in this process, and this one is a client of Spark Connect: make "
             "one with headrace.spark.session(master='spark://...')"

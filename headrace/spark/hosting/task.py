@@ -1,13 +1,13 @@
-"""The seat of a worker: what one task of the Spark stage does, on the executor's machine.
+"""What one task of the Spark stage does, on the executor's machine: it runs one worker process after the other.
 
-It runs one worker process after the other for the cluster in the driver, as process.py does it there, and relays the
-line between the two. The worker is a process of its own, not the task's: so it has our hash seed, may be killed with
-all that it started, leaves its last words, and is replaced without another Spark stage. Rules:
-1. A seat is known by its ticket, which only its task was given. It reaches the driver by the key and the address that
-   came with the task, and only who holds that key's secret can answer.
-2. Letters are numbered. One that is missing ends the seat, and with it the stage: a line loses nothing.
-3. The first workers of a stage find each other by the barrier's own exchange; news after that come from the driver.
-4. Nobody stays: the worker ends with its seat (the kernel sees to it), the seat when the driver is silent.
+It does so for the cluster in the driver, as process.py does it there, and relays the pipe between the two. The worker
+is a separate process, not the task's own: so it has our hash seed, can be killed with everything that it started,
+leaves its diary, and is replaced without another Spark stage. Rules:
+1. A task is identified by its ticket, which only this task was given. It reaches the driver with the key and the
+   address that came with the task, and only the holder of that key's secret can answer.
+2. Envelopes are numbered. A missing one ends the task, and with it the stage: a relayed pipe loses nothing.
+3. The first workers of a stage exchange their keys through the barrier; later changes come from the driver.
+4. Nothing is left running: the worker ends with its task (by the kernel), the task when the driver is silent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pyspark import BarrierTaskContext
 
 from headrace.durability.identity import IDENTITY
 from headrace.errors import BadMessage, Unreachable
-from headrace.runtime.pipe import EndProcess, Job, LineMessage, Peer, Peers, ProcessEnded, Ready, StartFailed, StopDiary
+from headrace.runtime.pipe import EndProcess, Job, Peer, Peers, PipeMessage, ProcessEnded, Ready, StartFailed, StopDiary
 from headrace.runtime.process import WorkerProcess
 from headrace.runtime.sockets import Keys
 
-LETTER_BYTES_MAX = 16 << 20
+ENVELOPE_BYTES_MAX = 16 << 20
 WAIT_MS = 200
-GREETING_S_MAX = 15.0  # for the driver's first word
+FIRST_MESSAGE_S_MAX = 15.0  # for the first message from the driver
 SILENCE_S_MAX = 30.0  # of the driver, after that: Spark notices sooner if it has died
 ADVICE = (
     "An app must be importable where Spark's executors run: install it there, keep it in a folder that they share with "
@@ -41,83 +41,83 @@ ADVICE = (
 
 
 class TaskReady(msgspec.Struct, frozen=True, tag="hello"):
-    """The seat is there."""
+    """The task has connected."""
 
     host: str
     pid: int
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """What goes between a seat and the driver. Without a message it says that its sender lives."""
+    """A message between a task and the driver. Without a message it only says that its sender is alive."""
 
     number: int  # from 1, each way
-    worker: int = 0  # which incarnation it is from or for; 0: the seat itself
-    message: LineMessage | TaskReady | None = None
+    worker: int = 0  # the incarnation that it is from or for; 0: the task itself
+    message: PipeMessage | TaskReady | None = None
 
 
 class StageInfo(NamedTuple):
-    """What every task of the stage is told."""
+    """What every task of the stage gets."""
 
     endpoint: str  # of the driver
     key: str  # its public key
 
 
 class RunTask:
-    """The function of the stage: one seat for the one row of each task."""
+    """The function of the stage: runs the task for its one row."""
 
-    def __init__(self, invitation: StageInfo) -> None:
-        self.invitation = invitation
+    def __init__(self, stage_info: StageInfo) -> None:
+        self.stage_info = stage_info
 
     def __call__(self, rows: Iterable[tuple[int, bytes]]) -> list[None]:
         for number, ticket in rows:
             context = BarrierTaskContext.get()
-            seat = WorkerTask(self.invitation, number, ticket, context, host_of(context))
+            task = WorkerTask(self.stage_info, number, ticket, context, host_of(context))
             try:
-                seat.serve()
+                task.serve()
             finally:
-                seat.close()
+                task.close()
         return []
 
 
 def host_of(context: BarrierTaskContext) -> str:
-    """The name under which Spark reaches this task's executor, so that other executors do too."""
+    """The name by which Spark reaches this task's executor, so that other executors can too."""
     address = context.getTaskInfos()[context.partitionId()].address
     return address.rpartition(":")[0] or address
 
 
 class WorkerTask:
     def __init__(
-        self, invitation: StageInfo, number: int, ticket: bytes, context: BarrierTaskContext, host: str
+        self, stage_info: StageInfo, number: int, ticket: bytes, context: BarrierTaskContext, host: str
     ) -> None:
-        self.invitation, self.number, self.host, self._context = invitation, number, host, context
+        self.stage_info, self.number, self.host, self._context = stage_info, number, host, context
         self._sent = self._received = 0
-        self._worker = 0  # which incarnation this process is
+        self._worker = 0  # the incarnation of the current process
         self._process: WorkerProcess | None = None
-        self._ready: Ready | None = None  # it is, but the others do not know yet
-        self._meeting: KeyExchange | None = None
+        self._ready: Ready | None = None  # it is ready, but the driver does not know yet
+        self._key_exchange: KeyExchange | None = None
         self._is_over = False
         self._heard_s = time.monotonic()
         self._sockets = zmq.Context()
-        self._post = self._sockets.socket(zmq.DEALER)
-        self._post.setsockopt(zmq.LINGER, 1_000)
-        self._post.setsockopt(zmq.MAXMSGSIZE, LETTER_BYTES_MAX)
-        self._post.setsockopt(zmq.ROUTING_ID, ticket)
+        self._socket = self._sockets.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 1_000)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, ENVELOPE_BYTES_MAX)
+        self._socket.setsockopt(zmq.ROUTING_ID, ticket)
         keys = Keys.new()
-        self._post.setsockopt_string(zmq.CURVE_SERVERKEY, invitation.key)
-        self._post.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
-        self._post.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
-        self._post.connect(invitation.endpoint)
+        self._socket.setsockopt_string(zmq.CURVE_SERVERKEY, stage_info.key)
+        self._socket.setsockopt_string(zmq.CURVE_PUBLICKEY, keys.public)
+        self._socket.setsockopt_string(zmq.CURVE_SECRETKEY, keys.secret)
+        self._socket.connect(stage_info.endpoint)
         self._poller = zmq.Poller()
-        self._poller.register(self._post, zmq.POLLIN)
+        self._poller.register(self._socket, zmq.POLLIN)
         self._decoder = msgspec.json.Decoder(Envelope)
 
     def serve(self) -> None:
         self._write(TaskReady(self.host, os.getpid()), 0)
         while not self._is_over:
             self._poller.poll(WAIT_MS)
-            while not self._is_over and self._post.poll(0):
-                self._read(self._decoder.decode(self._post.recv()))
-            self._attend()
+            while not self._is_over and self._socket.poll(0):
+                self._read(self._decoder.decode(self._socket.recv()))
+            self._check_worker()
             self._check_driver()
 
     def close(self) -> None:
@@ -126,34 +126,34 @@ class WorkerTask:
 
     # --- the driver ---
 
-    def _write(self, message: LineMessage | TaskReady | None, worker: int) -> None:
+    def _write(self, message: PipeMessage | TaskReady | None, worker: int) -> None:
         self._sent += 1
-        self._post.send(msgspec.json.encode(Envelope(self._sent, worker, message)))
+        self._socket.send(msgspec.json.encode(Envelope(self._sent, worker, message)))
 
-    def _read(self, letter: Envelope) -> None:
+    def _read(self, envelope: Envelope) -> None:
         self._received += 1
         self._heard_s = time.monotonic()
-        if letter.number != self._received:
+        if envelope.number != self._received:
             raise BadMessage(f"letter {self._received} of the driver is missing: the connection broke")
-        message = letter.message
+        message = envelope.message
         if isinstance(message, Job):
             self._end(0.0)
-            self._start(letter.worker, message)
-        elif isinstance(message, EndProcess) and not letter.worker:
+            self._start(envelope.worker, message)
+        elif isinstance(message, EndProcess) and not envelope.worker:
             self._is_over = True
-        elif letter.worker == self._worker and self._process is not None:
+        elif envelope.worker == self._worker and self._process is not None:
             if isinstance(message, EndProcess):
                 self._end(message.patience_us / 1e6)
             elif isinstance(message, StopDiary):
-                self._process.relax()
+                self._process.stop_diary()
             elif isinstance(message, Peers):
                 self._introduce(self._process, message)
 
     def _check_driver(self) -> None:
-        limit_s = SILENCE_S_MAX if self._received else GREETING_S_MAX
+        limit_s = SILENCE_S_MAX if self._received else FIRST_MESSAGE_S_MAX
         if time.monotonic() - self._heard_s > limit_s:
             raise Unreachable(
-                f"on {self.host} nothing was heard of the driver at {self.invitation.endpoint} for {limit_s:.0f} s: "
+                f"on {self.host} nothing was heard of the driver at {self.stage_info.endpoint} for {limit_s:.0f} s: "
                 "set spark.driver.host to an address that executors reach, and let them through to its ports"
             )
 
@@ -172,8 +172,8 @@ class WorkerTask:
         self._process = WorkerProcess(msgspec.structs.replace(job, path=path, host=self.host))
         self._poller.register(self._process.fd, zmq.POLLIN)
 
-    def _attend(self) -> None:
-        """See what the worker said, and whether it lives."""
+    def _check_worker(self) -> None:
+        """Read the worker's messages, and check whether it is alive."""
         process = self._process
         if process is None:
             return
@@ -186,7 +186,7 @@ class WorkerTask:
                 self._write(message, self._worker)
         if process.is_gone():
             self._end(0.0)
-        elif self._ready is not None and self._has_met(process):
+        elif self._ready is not None and self._keys_exchanged(process):
             self._write(self._ready, self._worker)
             self._ready = None
 
@@ -199,39 +199,39 @@ class WorkerTask:
         if process is None:
             return
         self._poller.unregister(process.fd)
-        for message in process.listen():  # its last words may be why
+        for message in process.listen():  # the last ones may say why it ended
             if isinstance(message, StartFailed):
                 self._write(StartFailed(self._advised(message.error)), self._worker)
         code = process.end(patience_s)
-        self._write(ProcessEnded(code, process.last_words()), self._worker)
+        self._write(ProcessEnded(code, process.last_tid()), self._worker)
 
-    # --- the others ---
+    # --- the peers ---
 
-    def _has_met(self, process: WorkerProcess) -> bool:
-        """Has the exchange of the first workers come to its end? Until then nobody hears that this one is ready."""
-        if self._meeting is None:
-            self._meeting = KeyExchange(self._context, process)
-            self._meeting.start()
-        if self._meeting.error is not None:
-            raise self._meeting.error
-        return self._meeting.is_over
+    def _keys_exchanged(self, process: WorkerProcess) -> bool:
+        """Whether the key exchange of the first workers is over. Until then this worker is not reported as ready."""
+        if self._key_exchange is None:
+            self._key_exchange = KeyExchange(self._context, process)
+            self._key_exchange.start()
+        if self._key_exchange.error is not None:
+            raise self._key_exchange.error
+        return self._key_exchange.is_over
 
     def _introduce(self, process: WorkerProcess, news: Peers) -> None:
-        if self._meeting is None:
-            process.line.send(news)
+        if self._key_exchange is None:
+            process.pipe.send(news)
         else:
-            self._meeting.pass_on(process, news)
+            self._key_exchange.pass_on(process, news)
 
 
 class KeyExchange(threading.Thread):
-    """The barrier's exchange, once per stage: each tells all which key its worker has. Two connect when the driver says
-    where the other is: it does so once it has heard that each knows the other's key."""
+    """The key exchange through the barrier, once per stage: each task sends its worker's key to all. Two workers
+    connect when the driver sends them each other's address, which it does once each knows the other's key."""
 
     def __init__(self, context: BarrierTaskContext, process: WorkerProcess) -> None:
-        super().__init__(name="headrace-meeting", daemon=True)
+        super().__init__(name="headrace-key-exchange", daemon=True)
         self._context, self._process = context, process
         self._lock = threading.Lock()
-        self._newer: set[int] = set()  # of whom the driver has told something since
+        self._newer: set[int] = set()  # peers of which the driver has sent something since
         self.is_over = False
         self.error: BaseException | None = None
 
@@ -248,11 +248,11 @@ class KeyExchange(threading.Thread):
 
     def _tell(self, peers: dict[int, Peer]) -> None:
         with self._lock:
-            self._process.line.send(
+            self._process.pipe.send(
                 Peers({number: peer for number, peer in peers.items() if number not in self._newer})
             )
 
     def pass_on(self, process: WorkerProcess, news: Peers) -> None:
         with self._lock:
             self._newer.update(news.peers)
-            process.line.send(news)
+            process.pipe.send(news)

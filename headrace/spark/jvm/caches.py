@@ -1,6 +1,6 @@
-"""What is fetched or made once and kept for all: Java, Java archives, Spark's classes.
+"""What is fetched or made once and kept: Java, Java archives, Spark's classes.
 
-Of two processes that want the same at once one does it, under a lock; the other waits, and finds it there.
+If two processes want the same thing at once, one does the work under a lock; the other waits and then finds it there.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ def user_cache() -> Path:
 
 
 def maven_cache() -> Path:
-    """Where jgo keeps Java archives, and Maven does."""
+    """Where jgo and Maven keep Java archives."""
     return Path(os.environ.get("M2_REPO") or Path.home() / ".m2" / "repository")
 
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Nobody else, in whatever process, is in here for this folder. The lock dies with its holder."""
+    """Hold the lock for this folder: no other process gets in. The lock ends with its holder."""
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError):  # where no lock can be written, nothing is fetched either
+        with contextlib.suppress(OSError):  # where no lock can be written, nothing can be fetched either
             folder.mkdir(parents=True, exist_ok=True)
             lock = held.enter_context((folder / ".lock").open("a"))
             if sys.platform != "win32":
@@ -39,8 +39,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def jars_of(artifacts: Iterable[Any]) -> list[Path]:
-    """The files of jgo's artifacts, fetched if need be, for who is `alone`. jgo takes what is there for whole; what a
-    kill cut short is fetched again."""
+    """The files of jgo's artifacts, fetched if missing; call it under `alone`. jgo takes existing files for complete;
+    files that a kill left incomplete are fetched again."""
     return [_jar_of(artifact) for artifact in artifacts]
 
 

@@ -1,11 +1,11 @@
-"""A Spark that starts sooner: the classes that its JVM loads, read and checked once, and kept in an archive.
+"""Makes Spark start faster: the classes that its JVM loads are read and checked once, and kept in an archive.
 
-Java calls it class data sharing. Rules:
-1. The archive belongs to one Java and one Spark, and its name says which. In a virtual environment it lives there, and
-   goes with it; else in the user's cache.
-2. A JVM to which it does not fit leaves it alone, without a word. So it changes nothing but time.
+Java calls this class data sharing. Rules:
+1. The archive belongs to one Java and one Spark version, which are part of its name. In a virtual environment it is
+   stored there and is deleted with it; otherwise in the user's cache.
+2. A JVM that it does not fit ignores it silently. So it only changes the start time.
 
-`headrace doctor --warm` makes it, from a rehearsal of what apps do.
+`headrace doctor --warm` makes it, by running what apps usually do.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from headrace.spark.jvm.caches import alone, user_cache
 from headrace.spark.kafka.connector import spark_jars
 
 REHEARSAL = "import sys, headrace.spark.jvm.class_archive as here; here.rehearse(*map(here.Path, sys.argv[1:]))"
-REHEARSAL_S_MAX = 1_800.0  # a minute, where nothing else runs
+REHEARSAL_S_MAX = 1_800.0  # a minute, if nothing else runs
 
 
 def place(home: Path) -> Path:
-    """Where the archive is for this Java, whether there is one or not."""
+    """The path of the archive for this Java, whether it exists or not."""
     folder = Path(sys.prefix) / "share" / "headrace" if sys.prefix != sys.base_prefix else user_cache()
-    files = [home / "lib" / "modules", *sorted(spark_jars().iterdir())]  # Java looks at their times and sizes, too
+    files = [home / "lib" / "modules", *sorted(spark_jars().iterdir())]  # Java compares their times and sizes, too
     marks = [f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
     digest = hashlib.sha256("\n".join(marks).encode()).hexdigest()[:12]
     return folder / f"spark-{pyspark.__version__}-{digest}.jsa"
 
 
 def java_options(home: Path) -> str:
-    """By which a JVM uses the archive; nothing if there is none."""
+    """The options that make a JVM use the archive; none if there is no archive."""
     try:
         path = place(home)
-    except (OSError, RuntimeError):  # a Java that looks different, or nobody's home
+    except (OSError, RuntimeError):  # an unusual Java, or no home directory
         return ""
     return f' "-XX:SharedArchiveFile={path}" -Xlog:cds=off -Xlog:cds+dynamic=off' if path.exists() else ""
 
 
 def make(home: Path) -> Path:
-    """The archive, made if there is none. In a virtual environment, those of earlier versions are deleted."""
+    """Make the archive if it does not exist. In a virtual environment, archives of earlier versions are deleted."""
     path = place(home)
     if not path.exists():
         with alone(path.parent):
-            if not path.exists():  # still
+            if not path.exists():  # still not there
                 print(f"Making an archive of Spark's classes (a minute, 200 MB) in {path.parent} ...", file=sys.stderr)
                 write(path)
     return path
@@ -75,7 +75,7 @@ def write(path: Path) -> None:
 
 
 def rehearse(archive: Path, folder: Path) -> None:
-    """What apps do, in short; when the JVM ends it writes down which classes that took."""
+    """Run briefly what apps do; when the JVM ends, it records the classes that were loaded."""
     from headrace import App, Context, Runtime
     from headrace.spark.session import session
     from headrace.spark.transact import transact

@@ -1,7 +1,7 @@
-"""The Java that Spark needs: where one is, and how to get one.
+"""The Java that Spark needs: where to find one, and how to get one.
 
-PySpark 4.3 runs on Java 17 or 21 and wants the module `jdk.incubator.vector`, which trimmed-down Javas lack. So each
-candidate is asked, by starting it with that module.
+PySpark 4.3 runs on Java 17 or 21 and needs the module `jdk.incubator.vector`, which reduced Java installations lack. So
+each candidate is tested by starting it with that module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HINT = "install a Java 17 or 21 and set JAVA_HOME, or run: headrace doctor --ins
 
 
 def candidates() -> Iterator[Path]:
-    """Homes of Javas, the most wanted first: JAVA_HOME, the one on the PATH, then the usual places."""
+    """Homes of Java installations, preferred ones first: JAVA_HOME, the one on the PATH, then the usual places."""
     if os.environ.get("JAVA_HOME"):
         yield Path(os.environ["JAVA_HOME"])
     on_path = shutil.which("java")
@@ -57,7 +57,7 @@ def version_of(home: Path) -> int | None:
 
 
 def find_java() -> tuple[Path, int]:
-    """Home and version of the Java to use. Raises `JavaMissing` with what was found instead."""
+    """Home and version of the Java to use. Raises `JavaMissing`, which lists what was found instead."""
     seen: dict[Path, str] = {}
     for home in candidates():
         if home.resolve() in seen:
@@ -71,13 +71,13 @@ def find_java() -> tuple[Path, int]:
 
 
 def install_java() -> tuple[Path, int]:
-    """A Java, downloaded into the user's cache (~/.jdk) if the machine has none."""
+    """The home of a Java, downloaded into the user's cache (~/.jdk) if this machine has none."""
     with contextlib.suppress(JavaMissing):
         return find_java()
     cache = Path.home() / ".jdk"
     with alone(cache):
         try:
-            return find_java()  # by now
+            return find_java()  # another process has installed it
         except JavaMissing as missing:
             print(f"{missing}\nFetching a Java 17 ({SIZE}) into ~/.jdk ...", file=sys.stderr)
         try:
@@ -88,7 +88,7 @@ def install_java() -> tuple[Path, int]:
 
 
 def download(cache: Path) -> None:
-    """Whole or not there: others look into the cache at any time."""
+    """Complete or absent: other processes may look into the cache at any time."""
     import jdk
 
     with tempfile.TemporaryDirectory(prefix=".new-", dir=cache) as folder:

@@ -1,8 +1,8 @@
-"""Spark's Kafka connector: which Java archives it is made of, where they are, and how to get them.
+"""Spark's Kafka connector: which Java archives it consists of, where they are, and how to get them.
 
-PySpark does not bring it. It is there if it lies among Spark's own archives, or in our cache, or if your own Spark
-settings name it (`spark.jars.packages`). The one made for the Spark that is installed is wanted; where Maven Central
-lacks it, an older one is taken that was tried with this Spark.
+PySpark does not include it. It is found among Spark's own archives, in our cache, or through your own Spark settings
+(`spark.jars.packages`). The preferred version is the one made for the installed Spark; if Maven Central does not have
+it, an older one is used that was tested with this Spark.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "spark-sql-kafka-0-10_2.13"
 PACKAGE = f"org.apache.spark:{NAME}"
 SIZE = "10 MB"
 PROVIDER = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-# Tried with PySpark 4.3: all that it needs beside Spark's own archives, each by its exact version.
+# Tested with PySpark 4.3: everything it needs besides Spark's own archives, with exact versions.
 FALLBACKS = (
     (
         f"{PACKAGE}:4.2.0",
@@ -38,19 +38,19 @@ FALLBACKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Connector:
-    """Its version, and the archives to hand to Spark; none, if Spark has them already."""
+    """Its version, and the archives to pass to Spark; none, if Spark has them already."""
 
     version: str
     jars: tuple[Path, ...]
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a session needs to be told."""
+        """The settings that a session needs."""
         return {"spark_jars": ",".join(map(str, self.jars))} if self.jars else {}
 
 
 def packages() -> str:
-    """The line for a session that you make yourself."""
+    """The setting to use for a session that you make yourself."""
     return f"spark.jars.packages={PACKAGE}:{pyspark.__version__}"
 
 
@@ -62,7 +62,7 @@ def hint() -> str:
 
 
 def cache() -> Path:
-    """Where `fetch` puts it: a folder for each version of Spark, whole or not there."""
+    """Where `fetch` puts it: a folder for each version of Spark, complete or absent."""
     return user_cache() / "kafka" / pyspark.__version__
 
 
@@ -71,7 +71,7 @@ def spark_jars() -> Path:
 
 
 def find() -> Connector | None:
-    """The connector on this machine. Never asks the network."""
+    """The connector on this machine. Never uses the network."""
     for jar in sorted(spark_jars().glob(f"{NAME}-*.jar")):
         return Connector(version_of(jar), ())
     for jar in sorted(cache().glob(f"{NAME}-*.jar")):
@@ -87,19 +87,20 @@ def require() -> Connector:
 
 
 def is_loaded(spark: Any) -> bool:
-    """Whether this session has it, wherever from."""
+    """Whether this session has it, from any place."""
     return bool(spark._jvm.org.apache.spark.util.Utils.classIsLoadable(PROVIDER))
 
 
 def fetch() -> Connector:
-    """The connector, downloaded into the cache if the machine has none: the exact version, else one that was tried."""
+    """The connector, downloaded into the cache if this machine has none: the exact version, or else one that was
+    tested."""
     found = find()
     if found is not None:
         return found
     tried: list[str] = []
     with alone(cache().parent), alone(maven_cache()):
         found = find()
-        if found is not None:  # by now
+        if found is not None:  # another process has fetched it
             return found
         print(f"Fetching Spark's Kafka connector ({SIZE}) from Maven Central into {cache()} ...", file=sys.stderr)
         for jars in resolutions(tried):
@@ -108,7 +109,7 @@ def fetch() -> Connector:
 
 
 def resolutions(tried: list[str]) -> Iterator[list[Path]]:
-    """The archives of each version that can be had, the most wanted first. What went wrong is noted in `tried`."""
+    """The archives of each available version, preferred ones first. Failures are noted in `tried`."""
     try:
         import jgo
         from jgo.maven import MavenContext
@@ -132,7 +133,7 @@ def resolutions(tried: list[str]) -> Iterator[list[Path]]:
 
 
 def keep(jars: list[Path]) -> Connector:
-    """Copies them into the cache."""
+    """Copy the archives into the cache."""
     cache().parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="new-", dir=cache().parent))
     try:

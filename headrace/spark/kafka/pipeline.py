@@ -7,15 +7,15 @@ A message is a call in JSON, as the HTTP gateway takes it:
     {"function": "account.transfer", "key": "alice", "args": ["bob", 5], "request_id": "optional"}
 
 Rules:
-1. A request without an id gets one: "<topic>/<partition>/<offset>". One without a key has the message's own.
-2. The messages of one partition run in their order. A micro-batch of them runs once, whatever is repeated: the store
-   knows it by query and number.
-3. Each reply is in the reply topic once: its key is the request's id, its headers say its TID and its micro-batch. The
-   first micro-batch after a start may be one that was written before: what of it is there by then, by TID, is left
-   out (topics.py).
-4. A message that is no call is a dead letter, and its reply says why. It never stops the stream.
-5. A query that fails is started again, after a pause; what fails again and again, without anything done between, ends
-   it all.
+1. A request without an id gets one: "<topic>/<partition>/<offset>". One without a key uses the message's key.
+2. The messages of one partition run in order. A micro-batch runs once, even if Spark repeats it: the store knows it by
+   query and number.
+3. Each reply is in the reply topic once: its key is the request's id, its headers have its TID and its micro-batch. The
+   first micro-batch after a start may have been written before: the replies of it that are already there, by TID, are
+   left out (topics.py).
+4. A message that is not a valid call is a dead letter, and its reply says why. It never stops the stream.
+5. A query that fails is started again, after a pause. If it keeps failing without any progress in between, the pipeline
+   ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Self
 import msgspec
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from headrace.durability.store import Store, address_of, open_store
@@ -41,23 +41,23 @@ from headrace.spark.kafka.topics import Kafka, admin, said_in_java, without, wri
 from headrace.spark.sources.registry import register
 
 LOG = logging.getLogger("headrace.kafka")
-PLACE = "checkpoints/kafka"  # in the store: where Spark keeps how far it has come
+PLACE = "checkpoints/kafka"  # in the store: where Spark keeps its progress
 BEGAN = f"{PLACE}/began.json"
 MESSAGES_MAX = 100_000  # of one micro-batch
 EPOCHS_MAX = 1_000
-TRIGGER = "100 milliseconds"  # an idle query looks no more often
+TRIGGER = "100 milliseconds"  # how often an idle query checks
 DRAIN_S_MAX = 10.0
 FIRST_TRIES_MAX, TRIES_MAX, PAUSE_S, PAUSE_S_MAX = 3, 20, 0.5, 30.0
-OURS = re.compile(r"^headrace\.errors\.\w+: (.+)$", re.MULTILINE)  # in what Spark tells of an error in Python
-RESULT_BYTES_MAX, ERROR_CHARACTERS_MAX = 900_000, 10_000  # Kafka takes messages of a megabyte, if it was told no other
-DELIVERY_S_MAX = 15  # what could not be handed to the broker for so long is given up, and the micro-batch with it
+OURS = re.compile(r"^headrace\.errors\.\w+: (.+)$", re.MULTILINE)  # in Spark's report of an error in Python
+RESULT_BYTES_MAX, ERROR_CHARACTERS_MAX = 900_000, 10_000  # Kafka accepts messages of a megabyte by default
+DELIVERY_S_MAX = 15  # what the broker did not accept in this time fails, and the micro-batch with it
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------
 
 
 def reply_rows(replies: DataFrame, dead: DataFrame, query_id: str) -> DataFrame:
-    """Replies and refusals as one stream: who each is, key and value, and the headers but for one."""
+    """Replies and refusals as one stream: their identity, key and value, and all headers but one."""
     answered = replies.select(
         F.concat_ws("|", F.col("tid").cast("string"), "request_id").alias("who"),
         F.col("tid"),
@@ -98,20 +98,20 @@ def reply_rows(replies: DataFrame, dead: DataFrame, query_id: str) -> DataFrame:
 
 
 def with_result(text: Column) -> Column:
-    """The result is JSON already, and stays as it is to the letter."""
+    """The result is JSON already and is copied unchanged."""
     joined = F.concat(F.substring(text, 1, F.length(text) - 1), F.lit(',"result":'), F.col("result"), F.lit("}"))
     return F.when(F.col("result").isNotNull() & too_large().isNull(), joined).otherwise(text)
 
 
 def too_large() -> Column:
-    """Why a result is left out: one that the broker refuses would stop all that come after it."""
+    """Why a result is left out: one that the broker refuses would block all later ones."""
     size = F.octet_length("result")
     reason = F.concat(F.lit("its result has "), size.cast("string"), F.lit(" bytes: read it from headrace.replies"))
     return F.when(size > RESULT_BYTES_MAX, reason)
 
 
 def headers(batch: str) -> Column:
-    """What `topics.written` looks for."""
+    """The headers that `topics.written` reads."""
     named = {"status": F.col("status"), "tid": F.col("tid").cast("string"), "refused": F.col("refused")}
     pairs = [(name, value) for name, value in (named | {"batch": F.lit(batch)}).items()]
     made = F.array(
@@ -124,10 +124,11 @@ def headers(batch: str) -> Column:
 
 
 class Pipeline:
-    """Two streaming queries on the store of an app that runs: requests in, replies out.
+    """Two streaming queries on the store of a running app: requests in, replies out.
 
-    Made before the app is started, so that what is wrong with Kafka is told before anything else; `start` it after. To
-    end in peace: `stop_requests`, close the app, `close` this; then all replies are in their topic.
+    Make it before the app starts, so that problems with Kafka are reported first; call `start` after the app has
+    started. For a clean end call `stop_requests`, close the app, then `close` this: all replies are then in their
+    topic.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Pipeline:
         checkpoint: str | None = None,
         messages_max: int = MESSAGES_MAX,
     ) -> None:
-        """`checkpoint` is where Spark keeps how far it has come: by default in the store, if that is a folder."""
+        """`checkpoint` is where Spark keeps its progress: by default in the store, if that is a folder."""
         if not connector.is_loaded(spark):
             raise ConnectorMissing(f"this Spark has no Kafka connector. To get it {connector.hint()}")
         check_tries(spark)
@@ -164,7 +165,8 @@ class Pipeline:
         return f"{self.store.url}/{PLACE}"
 
     def start(self, last_epoch: int) -> None:
-        """The app runs. If its store never had a pipeline, the replies up to this epoch are no business of Kafka's."""
+        """Start the queries of a running app. If its store never had a pipeline, replies up to this epoch are not sent
+        to Kafka."""
         with admin(self.spark, self.kafka) as client:
             ends = {partition: end for partition, (_, end) in client.bounds(self.kafka.replies).items()}
         self._began = begin(self.store, StartPoint(last_epoch, self.kafka.replies, ends))
@@ -179,12 +181,12 @@ class Pipeline:
     def abandon(self) -> None:
         """The app has failed, and may run elsewhere by now: write no more."""
         self.replies.stop()
-        self._end_watch()  # which may just have started it again
+        self._end_watch()  # it may just have started the query again
         self.replies.stop()
         self.requests.stop()
 
     def close(self) -> None:
-        """Stop it. Replies that do not get into their topic in time come with the next start."""
+        """Stop it. Replies that do not reach their topic in time are written after the next start."""
         self._end_watch()
         self.requests.stop()
         self.replies.drain(DRAIN_S_MAX)
@@ -197,7 +199,7 @@ class Pipeline:
         self.close()
 
     def wait(self) -> None:
-        """Until it ends; if it has failed for good, why is raised."""
+        """Wait until it ends; if it has failed for good, raise the reason."""
         self._thread.join()
         if self._failed is not None:
             raise self._failed
@@ -214,7 +216,7 @@ class Pipeline:
         try:
             while not self._stop.wait(0.2):
                 for kept in (self.requests, self.replies):
-                    kept.see_to()
+                    kept.restart_if_due()
         except StreamError as error:
             self._failed = error
         except Exception as error:
@@ -268,7 +270,7 @@ class Pipeline:
 
 
 def check_tries(spark: SparkSession) -> None:
-    """A task that Spark runs twice by itself would write its replies twice, and nobody would know."""
+    """If Spark ran a task twice by itself, its replies would be written twice without notice."""
     conf = spark.sparkContext.getConf()
     has_one_try = re.fullmatch(r"local(\[[^,]*\])?", str(conf.get("spark.master", "")))
     if not has_one_try and conf.get("spark.task.maxFailures") != "1":
@@ -280,7 +282,8 @@ def check_tries(spark: SparkSession) -> None:
 
 
 class StartPoint(msgspec.Struct, frozen=True):
-    """Where it all began: replies of later epochs go to Kafka, and only later messages of this topic can be ours."""
+    """Where the pipeline started: replies of later epochs go to Kafka, and only later messages of the topic can be
+    ours."""
 
     epoch: int
     topic: str
@@ -291,13 +294,13 @@ class StartPoint(msgspec.Struct, frozen=True):
 
 
 def begin(store: Store, now: StartPoint) -> StartPoint:
-    """Noted once, before the first request comes, so that a crash right after that loses no reply."""
+    """Written once, before the first request, so that a crash right after it loses no reply."""
     store.create(BEGAN, msgspec.json.encode(now))
     return msgspec.json.decode(store.get(BEGAN), type=StartPoint)
 
 
 class ReplyTopic:
-    """The sink of one run of the query. Only the first micro-batch of a run can be one that was written before."""
+    """The sink of one run of the query. Only the first micro-batch of a run can have been written before."""
 
     def __init__(self, kafka: Kafka, since: Mapping[int, int]) -> None:
         self.kafka, self._since = kafka, since
@@ -316,7 +319,7 @@ class ReplyTopic:
         except HeadraceError:
             raise
         except Exception as error:
-            # Spark matches the text of what is raised here against a pattern, and a long one overflows its stack.
+            # Spark matches the text of this exception against a pattern, and a long text overflows its stack.
             LOG.debug("batch %s of the replies failed", batch, exc_info=True)
             raise StreamError(
                 f"batch {batch} of the replies failed: {type(error).__name__}: {first_line(error)}"
@@ -344,19 +347,19 @@ class ReplyTopic:
         try:
             writer.save()
         except Exception:
-            time.sleep(DELIVERY_S_MAX)  # what tasks have left with Kafka's client may still arrive: then it is known
+            time.sleep(DELIVERY_S_MAX)  # messages that tasks left in Kafka's client may still arrive until then
             raise
         self._is_first = False
 
 
 class KeptQuery:
-    """A streaming query that is kept running."""
+    """A streaming query that is restarted when it fails."""
 
     def __init__(self, name: str, make: Callable[[], StreamingQuery]) -> None:
         self.name, self._make = name, make
         self._query: StreamingQuery | None = None
-        self._why = ""  # it could not even be started
-        self._batch: int | None = None  # the last one that was seen to be done
+        self._why = ""  # why it could not be started
+        self._batch: int | None = None  # the last one that is known to be done
         self._tries, self._again_s = 0, 0.0
         self.restarts = 0
 
@@ -369,7 +372,8 @@ class KeptQuery:
         self._query = self._make()
 
     def start_first(self) -> None:
-        """What is wrong is told at once. Only, on a busy machine, Spark may lose patience with its own Pythons."""
+        """Report errors at once. But on a busy machine, Spark may time out on its own Python processes: then try
+        again."""
         for tries_left in reversed(range(FIRST_TRIES_MAX)):
             try:
                 self.start()
@@ -386,14 +390,14 @@ class KeptQuery:
             quietly(self._query.stop)
 
     def drain(self, seconds: float) -> None:
-        """Wait until it has done all there is."""
+        """Wait until it has processed everything there is."""
         if self._query is not None and self._query.isActive:
             waiting = threading.Thread(target=quietly, args=(self._query.processAllAvailable,), daemon=True)
             waiting.start()
             waiting.join(seconds)
 
-    def see_to(self) -> None:
-        """Start it again if it has failed and its pause is over. Raises what keeps coming back."""
+    def restart_if_due(self) -> None:
+        """Start it again if it has failed and its pause is over. Raises an error that keeps coming back."""
         assert self._query is not None
         done = self._query.lastProgress
         if done is not None and done["batchId"] != self._batch:
@@ -438,7 +442,7 @@ def reason_of(query: StreamingQuery) -> str:
 
 
 def gist(error: Exception) -> str:
-    """What went wrong, of all that Spark tells about it: what we raised ourselves, or else the first lines."""
+    """The cause in Spark's report of an error: our own error, or else its first lines."""
     ours = OURS.findall(str(error))
     if ours:
         return str(ours[-1])

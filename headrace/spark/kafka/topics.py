@@ -1,10 +1,10 @@
-"""Kafka's topics, as Spark's connector reaches them: are they there, and what stands at the end of one.
+"""Kafka's topics, as Spark's connector reaches them: whether they exist, and which messages are at the end of one.
 
-Spark's sink writes at least once: a micro-batch that it repeats after a crash may be in the topic, whole or in part. So
-every message says who it is (`tid`, or `refused` for a request that never got one) and of which micro-batch
-(`batch`). `written` reads a topic from its end backwards, as far as there may be messages of this micro-batch, and
-tells which those are: those of earlier ones were all there before this one began. TIDs alone would not do: a store that
-is begun anew, or brought back from a backup, gives them again.
+Spark's sink writes at least once: a micro-batch that it repeats after a crash may be in the topic already, completely
+or in part. So every message has its identity (`tid`, or `refused` for a request that never got one) and its micro-batch
+(`batch`). `written` reads a topic backwards from its end, as far as there may be messages of this micro-batch, and
+returns those it finds: earlier micro-batches were complete before this one began. TIDs alone would not suffice: a store
+that is started again from nothing, or restored from a backup, gives the same TIDs again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.errors import BadRequest, Unreachable
 
-ANSWER_S_MAX = 20  # a broker that says nothing for so long is not there
+ANSWER_S_MAX = 20  # a broker that does not answer in this time counts as unreachable
 Span = tuple[int, int]  # offsets: the first, and the one after the last
-TAIL_MESSAGES = 2_000  # read at first, of each partition; then four times as many, and so on
+TAIL_MESSAGES = 2_000  # read at first from each partition; then four times as many, and so on
 
 
 @dataclasses.dataclass(frozen=True)
 class Kafka:
-    """Brokers, the topics that requests come from, and the one that replies go to. `client` has settings of Kafka's own
-    clients, as its file of properties would: `security.protocol`, `sasl.mechanism`..."""
+    """Brokers, the topics that requests come from, and the topic for replies. `client` has settings of Kafka's own
+    clients, as in its properties files: `security.protocol`, `sasl.mechanism`..."""
 
     brokers: str
     requests: tuple[str, ...]
@@ -48,12 +48,12 @@ class Kafka:
         return {"bootstrap.servers": self.brokers, **self.client}
 
     def options(self) -> dict[str, str]:
-        """The same, for Spark's source and sink."""
+        """The settings as options of Spark's source and sink."""
         return {f"kafka.{name}": value for name, value in self.settings().items()}
 
 
 def read_properties(path: str) -> dict[str, str]:
-    """A file of properties, as Kafka's own tools take it."""
+    """Read a properties file, as Kafka's own tools use it."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -90,7 +90,7 @@ class Admin:
             )
 
     def bounds(self, topic: str) -> dict[int, Span]:
-        """The first offset of each partition, and the one that comes next."""
+        """The first offset of each partition, and the next one to be written."""
         jvm = self._jvm
         described = self._get(self._client.describeTopics([topic]).allTopicNames())[topic]
         partitions = [int(each.partition()) for each in described.partitions()]
@@ -142,7 +142,7 @@ def admin(spark: SparkSession, kafka: Kafka) -> Iterator[Admin]:
 
 
 def said_in_java(error: Py4JJavaError) -> str:
-    """What a Java exception says, and its causes, without the stacks."""
+    """The message of a Java exception and of its causes, without the stack traces."""
     said, cause = [], error.java_exception
     while cause is not None and len(said) < 5:
         text = (cause.getMessage() or cause.toString()).partition("\n")[0]
@@ -156,7 +156,7 @@ def said_in_java(error: Py4JJavaError) -> str:
 
 
 class MessageIdentity(NamedTuple):
-    """Who a message is: key and headers of one in the reply topic."""
+    """The identity of a message: key and headers, as in the reply topic."""
 
     partition: int
     offset: int
@@ -172,7 +172,8 @@ class MessageIdentity(NamedTuple):
 
 
 def written(spark: SparkSession, kafka: Kafka, since: Mapping[int, int], query: str, batch: int) -> set[str]:
-    """Who of this micro-batch is in the reply topic already. No messages before the offsets `since` are ours."""
+    """The messages of this micro-batch that are in the reply topic already. Messages before the offsets `since` are not
+    ours."""
     with admin(spark, kafka) as client:
         bounds = client.bounds(kafka.replies)
     bounds = {each: (max(first, since.get(each, 0)), end) for each, (first, end) in bounds.items()}
@@ -193,7 +194,7 @@ def at_the_end(
         is_done = dict.fromkeys(spans, False)
         for mark in read(spans):
             whose, _, number = (mark.batch or "").rpartition("/")
-            if whose == query and number.isdecimal():  # else it is a stranger's
+            if whose == query and number.isdecimal():  # otherwise it is foreign
                 if int(number) == batch:
                     found.add(mark.who)
                 is_done[mark.partition] |= int(number) < batch
@@ -212,7 +213,7 @@ def read_marks(spark: SparkSession, kafka: Kafka, spans: Mapping[int, Span]) -> 
         .option("startingOffsets", json.dumps({topic: {str(each): span[0] for each, span in spans.items()}}))
         .option("endingOffsets", json.dumps({topic: {str(each): span[1] for each, span in spans.items()}}))
         .option("includeHeaders", "true")
-        .option("failOnDataLoss", "false")  # what is too old and deleted just now is not asked for
+        .option("failOnDataLoss", "false")  # messages that are deleted by now because of their age do not matter
         .load()
         .selectExpr(
             "partition",
@@ -232,12 +233,12 @@ def header(name: str) -> str:
 
 
 def text_of(expression: str, name: str) -> str:
-    """Null where it is missing, or no text: strangers may write what they like."""
+    """Null where it is missing or not valid text: other writers may write anything."""
     return f"try_validate_utf8(cast({expression} as string)) as {name}"
 
 
 def without(rows: DataFrame, who: Iterable[str]) -> DataFrame:
-    """The rows of all others."""
+    """The rows without these messages."""
     import pyarrow as pa
 
     known = rows.sparkSession.createDataFrame(pa.table({"who": pa.array(sorted(who), pa.string())}))

@@ -3,14 +3,14 @@
     df.writeStream.format("headrace.calls").option("function", "account.transfer")
       .option("key", "src").option("args", "dst,amount").option("checkpointLocation", ...).start("bank-store")
 
-Options: `function`, or columns `function` ("operator.function") or `operator` and `function` where rows call different
-ones; `key`, the column that has it; `args`, the columns of the arguments in their order, or `argsJson`, one column with
-a list in JSON; `requestId`, a column with ids of their own; `patience`, in seconds, for the engine to take a batch. Or
-`callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key` and `requestId`
-have keys and ids for those without.
+Options: `function`, or a column `function` ("operator.function"), or columns `operator` and `function`, if rows call
+different functions; `key`, the column of the keys; `args`, the columns of the arguments in order, or `argsJson`, one
+column with a JSON list; `requestId`, a column with request ids; `patience`, how many seconds the engine may take to
+accept a batch. Or `callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key`
+and `requestId` are used for calls that have none.
 
-Each task writes its rows as segments into the store; the commit closes the batch in the inbox, by query and number,
-where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; none goes through the
+Each task writes its rows as segments into the store. The commit closes the batch in the inbox, by query and number,
+where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; no row passes through the
 driver.
 """
 
@@ -55,7 +55,7 @@ PATIENCE_S = 300
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Which columns are what."""
+    """The roles of the columns."""
 
     function: str
     key: str
@@ -94,7 +94,7 @@ class Wanted:
             )
 
     def check_function(self, store: Store) -> None:
-        """Against what is known of the app that runs on the store."""
+        """Check the function against what the store says about the app that runs on it."""
         if not self.function:
             return
         try:
@@ -117,7 +117,7 @@ class Wanted:
             )
 
     def columns_of(self, table: pa.Table) -> pa.Table:
-        """As a segment has them."""
+        """The columns, as a segment has them."""
         columns: dict[str, Any] = {"key": table.column(self.key)} if self.key else {}
         columns |= {f"arg{at}": table.column(name) for at, name in enumerate(self.args)}
         if self.args_json:
@@ -134,7 +134,7 @@ class Wanted:
 
 
 def as_text(column: Any) -> Any:
-    """Bytes that are no Unicode stay as they are: the row is refused, and not the batch."""
+    """Bytes that are not valid Unicode stay bytes: then the row is refused, not the batch."""
     return column.cast(pa.string(), safe=False)
 
 
@@ -149,7 +149,7 @@ def full_names(table: pa.Table) -> Any:
 
 @dataclasses.dataclass
 class TaskCommit(WriterCommitMessage):
-    """What one task did."""
+    """What one task has written."""
 
     query: str
     batch: int
@@ -172,7 +172,7 @@ class CallsSource(DataSource):
 
 
 class CallsWriter:
-    """What both kinds share. It is made in the driver and travels to the tasks."""
+    """What both kinds have in common. It is made in the driver and sent to the tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = located(options)
@@ -218,9 +218,9 @@ class StreamWriter(CallsWriter, DataSourceStreamArrowWriter):
         await_taken(store_of(self.options), (closed.query, batchId - 1), self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Also called when a commit fails, that may have closed the batch or may yet (a bucket can do what it was asked
-        for after it has said that it failed): then the segments stay, and go with those of the batch. If a task failed
-        there was no commit."""
+        """Also called when a commit fails, which may have closed the batch or may still do so (a bucket can carry out a
+        request after it has reported a failure): then the segments stay and are deleted with the batch. If a task
+        failed, there was no commit."""
         if all(isinstance(message, TaskCommit) for message in messages):
             return
         store = store_of(self.options)
@@ -230,8 +230,8 @@ class StreamWriter(CallsWriter, DataSourceStreamArrowWriter):
 
 
 class TableWriter(CallsWriter, DataSourceArrowWriter):
-    """A DataFrame that is no stream is one batch of a query of its own. With the option `name` it is known by that, and
-    runs once however often it is written."""
+    """A DataFrame that is not a stream is one batch of its own query. With the option `name` it is known by that name,
+    and runs once however often it is written."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         super().__init__(options, schema)
@@ -256,8 +256,8 @@ class TableWriter(CallsWriter, DataSourceArrowWriter):
         await_taken(store_of(self.options), self._close(messages, 0).source, self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """If all tasks wrote theirs, the commit failed: whether the batch was closed, and has run since, nobody can
-        tell, and the segments stay."""
+        """If all tasks have written their rows, the commit failed: whether the batch was closed, and has run since, is
+        unknown, so the segments stay."""
         written = [message for message in messages if isinstance(message, TaskCommit)]
         if len(written) < len(messages):
             for message in written:

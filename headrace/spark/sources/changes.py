@@ -5,12 +5,12 @@
 Rules:
 1. A row is the net change of an entity in an epoch: its state at the epoch's start and at its end, null where there was
    none. Epochs come in order; within one, entities are ordered by operator and key.
-2. States are JSON, made without the app: see `plain` in wire/values.py. Where one operator is asked for, whose state is
-   declared, `option("as", "columns")` gives typed ones, as `headrace.state` has them.
-3. An operator's changes are there from the epoch on with which it began to log them. Who asks for earlier ones, and who
-   was reading when it ceased to, is told.
-4. A bulk load and a migration are no changes of an epoch: the changelog begins anew behind them. A stream that began
-   before stops there by name.
+2. States are JSON, made without the app: see `plain` in wire/values.py. For a single operator whose state is declared,
+   `option("as", "columns")` gives typed ones, as in `headrace.state`.
+3. An operator's changes start with the epoch in which it began to log them. A query that asks for earlier ones fails
+   with the reason, and so does one that is reading when the operator stops logging them.
+4. A bulk load or a migration is not a change of an epoch: the changelog starts again after it. A stream that began
+   before stops there and names the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from headrace.wire.values import shown
 
 KIND_NAMES = pa.array(["update", "insert", "delete"])  # by their number in a record
 KEY_TYPES = {"int": "long", "text": "string"}
-ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if one epoch alone is
+ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if a single epoch is larger
 TIME = pa.timestamp("us", "UTC")
 
 
@@ -52,7 +52,7 @@ def schema_of(state: pa.DataType) -> pa.Schema:
             pa.field("kind", pa.string(), nullable=False),  # insert, update, delete
             pa.field("before", state),
             pa.field("after", state),
-            pa.field("time", TIME, nullable=False),  # the log's, at which the epoch was closed
+            pa.field("time", TIME, nullable=False),  # the log's time at which the epoch was closed
         ]
     )
 
@@ -77,7 +77,7 @@ class ChangesLog(Epochs):
         return newest.epoch - last
 
     def begin(self, store: Store) -> int:
-        """From there on the changes lead to the state."""
+        """From this epoch on the changes add up to the state."""
         newest = self._newest(store)[2]
         return newest.epoch + 1 if self._loaded(store, newest) else newest.unbroken(self.operator)
 
@@ -85,7 +85,7 @@ class ChangesLog(Epochs):
         return self._newest(store)[2].begin
 
     def mark(self, store: Store, epoch: int) -> dict[str, int]:
-        """How often the operators had begun anew by then: once more is too much."""
+        """How often the operators had started again by then. The stream stops when that number grows."""
         _, last, newest = self._newest(store)
         if epoch > newest.epoch:
             begun = dict(newest.header.breaks)
@@ -101,14 +101,14 @@ class ChangesLog(Epochs):
         return {name: count for name, count in breaks.items() if count and self.operator in (None, name)}
 
     def _loaded(self, store: Store, newest: EpochChanges) -> dict[str, int]:
-        """What was loaded since this record, which is the newest, and how often: no epoch has run on it yet."""
+        """The operators loaded since this record, which is the newest, and how often: no epoch has run on them yet."""
         base = StoreReader(store).snapshots.newest()
         loads = {} if base is None or base.epoch < newest.epoch else base.meta.get("loads", {})
         fresh = {name: loads.get(name, 0) - newest.header.loads.get(name, 0) for name in newest.since}
         return {name: count for name, count in fresh.items() if count > 0 and self.operator in (None, name)}
 
     def look(self, store: Store) -> None:
-        """What is wrong with the options, and of which type the states are."""
+        """Check the options and determine the type of the states."""
         self._newest(store)
         if self.is_typed:
             assert self.operator is not None
@@ -122,7 +122,7 @@ class ChangesLog(Epochs):
 
     @property
     def state_type(self) -> pa.DataType:
-        """Of the columns `before` and `after`."""
+        """The type of the columns `before` and `after`."""
         if self.shape is None:
             return pa.string()
         if not self.shape.is_record:
@@ -171,7 +171,8 @@ class ChangesLog(Epochs):
         return ChangeRows(self.state_type, self.shape)
 
     def _check(self, epoch: int, changes: EpochChanges, mark: dict[str, int]) -> None:
-        """Is it the epoch that was meant, did the operator still log, and does it continue what was read?"""
+        """Check that this is the expected epoch, that the operator still logged, and that it continues what was
+        read."""
         if changes.epoch != epoch or epoch < changes.begin:
             raise StreamError(
                 f"the changes of epochs {epoch} to {changes.begin - 1} were not logged. Begin anew, with "
@@ -217,7 +218,7 @@ class ChangesSource(EpochSource):
 
 
 class ChangeRows:
-    """Rows of epochs, on their way into one record batch."""
+    """Rows of epochs that are collected for one record batch."""
 
     def __init__(self, state_type: pa.DataType, shape: TableShape | None) -> None:
         self.rows = self.bytes = 0
@@ -267,7 +268,7 @@ class ChangeRows:
 
 
 class Texts:
-    """States as JSON: many epochs at a time, those of one kind together."""
+    """States as JSON: many epochs at a time, values of the same kind together."""
 
     def __init__(self) -> None:
         self._results = ResultTexts()
@@ -311,14 +312,14 @@ class Typed:
 
 
 def columns_of(column: pa.Array) -> Columns:
-    """By kind, as they were split."""
+    """The columns by kind, as they were split."""
     if pa.types.is_struct(column.type):
         return dict(zip([field.name for field in column.type], column.flatten(), strict=True))
     return {next(kind for kind, type in KINDS.items() if type == column.type): column}
 
 
 def keys_as_text(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """And of which type each was."""
+    """The keys as text, and their types."""
     kinds = columns_of(keys)
     if len(kinds) == 1 and (kind := next(iter(kinds))) in KEY_TYPES:
         return keys.cast(pa.string()), pa.repeat(KEY_TYPES[kind], len(keys))

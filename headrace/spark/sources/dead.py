@@ -1,7 +1,7 @@
-"""`format("headrace.dead")`: the rows of streams that could not be calls, with the reason, as a table or a stream.
+"""`format("headrace.dead")`: the rows of streams that were not valid calls, with the reason, as a table or a stream.
 
-Columns: query, batch, row, request_id, function, key and args (JSON), error_type, error. Offsets are the last batch of
-each query; a batch has its dead letters before it is taken, and never gets more.
+Columns: query, batch, row, request_id, function, key and args (JSON), error_type, error. An offset is the last batch of
+each query; the dead letters of a batch are complete before the batch is taken.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """What streams of epochs have in common: the offsets are epochs, and the rows of an epoch are one record of a log.
 
 Rules:
-1. The offset {"epoch": n, "cluster": id} says that all epochs up to n were delivered, of that store: in another one it
-   means nothing. What lies between two offsets never changes: a micro-batch that Spark repeats has the same rows. Some
-   streams note in a `mark` what they began with, by which they see that it is over.
+1. The offset {"epoch": n, "cluster": id} says that all epochs up to n were delivered, of that store; it is not valid
+   for another store. What is between two offsets never changes: a micro-batch that Spark repeats has the same rows.
+   Some streams keep a `mark` of what they began with, to detect when it no longer holds.
 2. Spark plans in a process that lives as long as the query, and follows the log there (durability/reading/tail.py). It
-   reads in others: they open the store themselves, and are told where in the log to begin.
-3. An epoch that is not kept any more, or not there yet, stops the query by name. Nothing is left out in silence.
+   reads in other processes: they open the store themselves, and are told where in the log to begin.
+3. An epoch that is no longer kept, or does not exist yet, stops the query with an error that names it. Nothing is
+   skipped silently.
 
-A source gives the name of its log, and makes record batches of its records. See replies.py.
+A subclass gives the name of its log and makes record batches of its records. See replies.py.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from headrace.spark.sources.options import located, store_of, whole
 from headrace.spark.tasks import settle
 
 PARTITIONS = 2
-PARTITION_BYTES_MIN = 256 << 10  # of the log: fewer are not worth another task
-LOOK_AGAIN_S = 0.2  # in a bucket, where each look is a request that is paid for
+PARTITION_BYTES_MIN = 256 << 10  # of the log: less is not worth another task
+LOOK_AGAIN_S = 0.2  # with a bucket, where each check is a request that costs money
 
 
 class RecordRange(InputPartition):
@@ -55,10 +56,10 @@ class RecordRange(InputPartition):
 
 
 class Epochs(ABC):
-    """One log whose records are epochs, as a source of rows. Holds nothing that is open: it travels to the readers."""
+    """One log whose records are epochs, as a source of rows. It holds no open resources: it is sent to the readers."""
 
     folder: ClassVar[str]  # of the log, in the store
-    what: ClassVar[str]  # of an epoch, for messages: "the replies"
+    what: ClassVar[str]  # what an epoch holds, for messages: "the replies"
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = located(options)
@@ -69,38 +70,38 @@ class Epochs(ABC):
 
     @abstractmethod
     def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
-        """The rows of these records: (epoch, data), in order, of a stream that began with this mark. Runs where Spark
+        """The rows of these records: (epoch, data), in order, for a stream that began with this mark. Runs where Spark
         reads."""
 
     def origin(self, store: Store) -> int:
-        """The epoch of a record is its number and this."""
+        """The epoch of a record is its number plus this."""
         identity = identity_of(store)
         assert identity is not None
         return int(identity["epoch0"])
 
     def cluster(self, store: Store) -> str:
-        """What tells this store from others, also from one that is made anew in its place."""
+        """The identity of this store; it differs from that of a store made later in the same place."""
         identity = identity_of(store)
         assert identity is not None
         return str(identity["cluster"])
 
     def begin(self, store: Store) -> int:
-        """With which epoch to begin, unless told otherwise."""
+        """The epoch to begin with, unless another one is given."""
         return 0
 
     def oldest(self, store: Store) -> int:
-        """What is before this epoch does not count, though it may be there."""
+        """Earlier epochs do not count, although they may be there."""
         return 0
 
     def mark(self, store: Store, epoch: int) -> Any:
-        """What a stream that begins with this epoch shall note, in JSON; None if nothing."""
+        """What a stream that begins with this epoch must remember, in JSON; None if nothing."""
         return None
 
     def open(self) -> Store:
         return store_of(self.options)
 
     def check_begin(self, epoch: int, oldest: int, last: int | None = None) -> None:
-        """One can begin with what is kept, or with the epoch that comes next."""
+        """A stream can begin with an epoch that is kept, or with the next one."""
         if last is not None and epoch > last + 1:
             raise StreamError(f"startingEpoch is {epoch}, and the last epoch so far is {last}")
         if epoch < oldest:
@@ -111,7 +112,7 @@ class Epochs(ABC):
             )
 
     def read(self, stretch: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(stretch, RecordRange):  # Spark's stand-in where there are no partitions
+        if not isinstance(stretch, RecordRange):  # Spark's placeholder when there are no partitions
             return iter(())
         return self._read(stretch)
 
@@ -148,11 +149,11 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.epochs = epochs
         self._tail: Tail | None = None  # opened where Spark plans, never where it reads
         self._origin, self._oldest, self._cluster = 0, 0, ""
-        self._seen: tuple[float, int, int] | None = None  # the last look: when, the oldest epoch, the last
-        self._target: int | None = None  # of a query that ends with what there is now
+        self._seen: tuple[float, int, int] | None = None  # the last check: when, the oldest epoch, the last
+        self._target: int | None = None  # of a query that ends with what is there now
 
     def __reduce__(self) -> tuple[type[EpochStream], tuple[Epochs]]:
-        """What travels to the readers holds nothing that is open."""
+        """What is sent to the readers holds no open resources."""
         return EpochStream, (self.epochs,)
 
     def initialOffset(self) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._marked(start) | {"epoch": last, "cluster": self._cluster}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark knows limits of rows, bytes and files; an epoch is most like a file."""
+        """Spark has limits of rows, bytes and files; an epoch is most like a file."""
         return ReadMaxFiles(self.epochs.epochs_max) if self.epochs.epochs_max else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -204,7 +205,7 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._tail.forget(end["epoch"] + 1 - self._origin)
 
     def _marked(self, offset: dict[str, Any]) -> dict[str, Any]:
-        """With what the stream notes of its beginning; this offset is it, if it has no such note."""
+        """The offset with the mark of its stream; if there is none, the stream begins here."""
         if "mark" not in offset:
             mark = self.epochs.mark(self._store, offset["epoch"] + 1)
             return offset if mark is None else offset | {"mark": mark}
@@ -238,7 +239,7 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class EpochTable(DataSourceReader):
-    """The same rows at once: of the epochs there are, or of some of them."""
+    """The same rows as a table: of all epochs, or of some of them."""
 
     def __init__(self, epochs: Epochs) -> None:
         self.epochs = epochs
@@ -265,13 +266,13 @@ class EpochTable(DataSourceReader):
 
 
 class EpochSource(DataSource):
-    """`format("headrace....")`, as a stream and as a table. A source gives its name, its schema and its `Epochs`."""
+    """`format("headrace....")`, as a stream and as a table. A subclass gives its name, its schema and its `Epochs`."""
 
-    rows: ClassVar[str]  # the schema, as Spark writes it
+    rows: ClassVar[str]  # the schema, in Spark's notation
     epochs: ClassVar[type[Epochs]]
 
     def schema(self) -> str:
-        """Also where what is wrong with the options is told first: by `load`."""
+        """Also the first place where `load` reports wrong options."""
         self.epochs(self.options).open()
         return self.rows
 

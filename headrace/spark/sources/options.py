@@ -1,4 +1,4 @@
-"""What the data sources are told: options are texts, by names without regard to case; the store is the path."""
+"""Options of the data sources: their values are strings, their names ignore case; the path is the store."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.errors import StoreError, StreamError
 
 
 def store_of(options: Mapping[str, str]) -> Store:
-    """The store that the path names. It must be one: a source that begins an empty store would hide a wrong path."""
+    """The store at the path. It must exist: a source that created an empty store would hide a wrong path."""
     where = url_of(options)
     try:
         store = open_store(where)
@@ -34,7 +34,7 @@ def url_of(options: Mapping[str, str]) -> str:
 
 
 def located(options: Mapping[str, str]) -> dict[str, str]:
-    """The same for a process that runs elsewhere, in another folder."""
+    """The same path for a process that runs elsewhere, in another folder."""
     where = url_of(options)
     return dict(options) | {"path": where if "://" in where else os.path.abspath(os.path.expanduser(where))}
 
@@ -60,7 +60,7 @@ def whole(options: Mapping[str, str], name: str, default: int, least: int = 0) -
 
 
 def names(options: Mapping[str, str], name: str) -> list[str]:
-    """A list of columns, as JSON where a name holds a comma."""
+    """A list of columns; in JSON, if a name contains a comma."""
     given = options.get(name, "").strip()
     if given.startswith("["):
         import json

@@ -1,4 +1,4 @@
-"""The data sources, by the names that Spark knows them by."""
+"""The data sources, by their names in Spark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCES: tuple[type[DataSource], ...] = (CallsSource, ChangesSource, DeadSource,
 
 
 def register(spark: SparkSession) -> SparkSession:
-    """Make `format("headrace.replies")` and the others known to a session."""
+    """Register `format("headrace.replies")` and the other sources with a session."""
     version = tuple(int(part) for part in spark.version.split(".")[:2])
     if version < OLDEST:
         raise StreamError(

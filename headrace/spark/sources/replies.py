@@ -1,12 +1,13 @@
-"""`headrace.replies`: what was answered, one row per request, as a stream or a table.
+"""`headrace.replies`: the replies, one row per request, as a stream or a table.
 
     spark.readStream.format("headrace.replies").load("bank-store")
 
 Rules:
-1. A row for each request that ran, in the order of the TIDs: it has a result, or it aborted and says why. What nobody
-   outside asked for (timers, schedules, sweeps) has none.
+1. There is a row for each request that ran, in the order of the TIDs: it has a result, or it aborted and says why.
+   Transactions without a request from outside (timers, schedules, sweeps) have no row.
 2. Results are JSON, made without the app: see `plain` in wire/values.py.
-3. Rows become columns many epochs at a time, by Arrow's own loops. Only what is no number is looked at one by one.
+3. Rows become columns many epochs at a time, in Arrow's own loops. Only values that are not numbers are handled one by
+   one.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ SCHEMA = pa.schema(
         pa.field("error_type", pa.string()),
         pa.field("function", pa.string()),  # where it was raised
         pa.field("key", pa.string()),
-        pa.field("time", pa.timestamp("us", "UTC")),  # the log's, at which the epoch was closed
+        pa.field("time", pa.timestamp("us", "UTC")),  # the log's time at which the epoch was closed
     ]
 )
-ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if one result alone is
-FEW = 16  # rows that are not worth a call of Arrow's
+ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if a single result is larger
+FEW = 16  # fewer rows are not worth a call of Arrow
 
 _to_lines = msgspec.json.Encoder().encode_lines
 
@@ -79,7 +80,7 @@ class RepliesSource(EpochSource):
 
 
 class ReplyRows:
-    """Rows of epochs, on their way into one record batch."""
+    """Rows of epochs that are collected for one record batch."""
 
     def __init__(self) -> None:
         self.rows = self.bytes = 0
@@ -90,7 +91,7 @@ class ReplyRows:
         self._failures: dict[int, Failure] = {}  # by row
 
     def add(self, header: RepliesHeader, results: Any, start: int) -> None:
-        """The epoch's rows from `start` on that have these results, but for those that are nobody's."""
+        """Add the epoch's rows from `start` on, which have these results; skip those without a request from outside."""
         stop, at, wanted = start + len(results), 0, start  # rows from `wanted` up to `at` are to be added
         for piece in header.epoch.pieces:
             first, last = max(at, start), min(at + piece.size, stop)
@@ -139,7 +140,7 @@ class ReplyRows:
 
 
 class Ids:
-    """Request ids: texts, and runs of "stem/7", "stem/8" that go on over many epochs."""
+    """Request ids: strings, and runs of "stem/7", "stem/8" that continue over many epochs."""
 
     def __init__(self) -> None:
         self._parts: list[pa.Array] = []
@@ -147,12 +148,12 @@ class Ids:
         self._stem, self._run = "", range(0)
 
     def add(self, piece: Piece, first: int, last: int) -> None:
-        """Of these rows of the piece."""
+        """Add the ids of these rows of the piece."""
         ids = piece.ids
         if isinstance(ids, list):
             self._end_run()
             self._texts += ids[first:last]
-        elif piece.source and not ids:  # of a stream, written before they were kept
+        elif piece.source and not ids:  # of a stream, written before ids were kept
             self._end_run()
             self._texts += [None] * (last - first)
         elif ids == self._stem and piece.start + first == self._run.stop:
@@ -182,7 +183,7 @@ class Ids:
 
 
 class ResultTexts:
-    """Sealed results as JSON: lists and Arrow columns as they come, those of one kind together."""
+    """Sealed results as JSON: lists and Arrow columns as they come, values of the same kind together."""
 
     def __init__(self) -> None:
         self._parts: list[pa.Array] = []
@@ -216,18 +217,18 @@ class ResultTexts:
 
 
 def texts_of(values: list[Any]) -> pa.Array:
-    """The JSON of sealed values: one line each, in one go."""
+    """The JSON of sealed values: one line each, in a single call."""
     lines = _to_lines([opened(value) if type(value) is bytes else value for value in values])
     ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == ord("\n")) - np.arange(len(values))
     offsets = np.zeros(len(values) + 1, np.int32)
     offsets[1:] = ends
-    data = lines.replace(b"\n", b"")  # inside of texts it is escaped
+    data = lines.replace(b"\n", b"")  # inside strings it is escaped
     return pa.Array.from_buffers(pa.string(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def column_texts(column: pa.Array) -> pa.Array:
     """The JSON of a column of sealed values, as durability/columns.py makes them."""
-    if pa.types.is_struct(column.type):  # of several kinds: each value stands in one of them
+    if pa.types.is_struct(column.type):  # of several kinds: each value is in one of them
         return pc.coalesce(*map(column_texts, column.flatten()))
     if pa.types.is_integer(column.type):
         return column.cast(pa.string())
@@ -242,7 +243,7 @@ def column_texts(column: pa.Array) -> pa.Array:
 
 
 def each_once(column: pa.Array) -> pa.Array:
-    """Of a column with few values: None, True and False are one byte each, and there are many of them."""
+    """For a column with few distinct values: None, True and False are one byte each, and occur often."""
     found = column.dictionary_encode()
     return texts_of(cells_of({"packed": found.dictionary})).take(found.indices)
 

@@ -3,14 +3,14 @@
     spark.read.format("headrace.state").option("operator", "account").load("bank-store")
 
 Rules:
-1. A DataFrame is the state at one epoch, which is chosen when it is loaded. All that is made of it agrees.
-2. The key is a column of its own type; a dataclass or struct is one column per field, anything else the column `value`.
+1. A DataFrame is the state at one epoch, which is chosen when it is loaded. Everything derived from it is consistent.
+2. The key is a column of its own type. A dataclass or struct is one column per field, anything else the column `value`.
    `option("as", "json")` gives any state as text.
-3. Readers share the work by ranges of shards. Who names keys reads only their shards.
+3. Readers share the work by ranges of shards. A query for given keys reads only their shards.
 
-Spark 4 keeps the plan of a Python source per `load`, not per query: a filter that was pushed down stays for whatever
-else is done with that DataFrame. So filters are pushed down only where one says that there is but one; from Spark 5 on
-always.
+Spark 4 keeps the plan of a Python source per `load`, not per query: a filter that was pushed down stays for all later
+uses of that DataFrame. So filters are pushed down only with `option("pushdown", "true")`, for a DataFrame that is used
+with one filter only; from Spark 5 on always.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ YES, NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
 class Slice(InputPartition):
-    """The part of one reader. Without a moment it is the newest one, when it is read."""
+    """The part of one reader. Without a moment it is the newest one at the time of reading."""
 
     def __init__(self, within: Range | None, keys: list[Any] | None, moment: EpochEnd | None) -> None:
         self.within, self.keys, self.moment = within, keys, moment
@@ -62,7 +62,7 @@ class Slice(InputPartition):
 
 
 class StateQuery:
-    """What the options say. Holds nothing that is open: it travels to the readers."""
+    """The values of the options. It holds no open resources: it is sent to the readers."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = located(options)
@@ -95,7 +95,7 @@ class StateQuery:
 class StateSource(DataSource):
     """`headrace.state`."""
 
-    moment: EpochEnd | None = None  # set by `schema`, which Spark calls first, unless it was given one
+    moment: EpochEnd | None = None  # set by `schema`, which Spark calls first, unless it was given
 
     @classmethod
     def name(cls) -> str:
@@ -109,10 +109,10 @@ class StateSource(DataSource):
         asked = self.asked
         view = asked.view()
         self.moment = asked.moment(view)
-        print = view.app_fingerprint(self.moment)
-        view.check(print)
-        look = InferredTypes(view, self.moment, print, guesses=not asked.is_json)
-        shape = JSON if asked.is_json else declared(print, asked.operator) or look.shape()
+        fingerprint = view.app_fingerprint(self.moment)
+        view.check(fingerprint)
+        look = InferredTypes(view, self.moment, fingerprint, guesses=not asked.is_json)
+        shape = JSON if asked.is_json else declared(fingerprint, asked.operator) or look.shape()
         if asked.key in (column.name for column in shape.columns):
             raise StreamError(
                 f"operator {asked.operator!r} has a field {asked.key!r} already: give the column of the keys another "
@@ -144,9 +144,9 @@ class StateReader(DataSourceReader):
             return [Slice(None, self.keys, None)]
         view = asked.view()
         moment = self.moment or asked.moment(view)
-        print = view.app_fingerprint(moment)
-        view.check(print)
-        scan = view.scan(moment, print)
+        fingerprint = view.app_fingerprint(moment)
+        view.check(fingerprint)
+        scan = view.scan(moment, fingerprint)
         count = asked.partitions or min(max(PARTITIONS_MIN, scan.bytes // PARTITION_BYTES), PARTITIONS_MAX)
         ranges = view.ranges(moment, scan, count, self.keys)
         return [Slice(within, self.keys, moment) for within in ranges] or [Slice((0, -1), [], moment)]
@@ -155,23 +155,23 @@ class StateReader(DataSourceReader):
         assert isinstance(partition, Slice)
         view = self.asked.view()
         moment = partition.moment or view.newest()
-        print = view.app_fingerprint(moment)
-        view.check(print)
+        fingerprint = view.app_fingerprint(moment)
+        view.check(fingerprint)
         target = to_arrow_schema(self.table, timezone="UTC")
-        shape = self._shape(print)
-        for found in view.read(moment, print, partition.within, partition.keys):
+        shape = self._shape(fingerprint)
+        for found in view.read(moment, fingerprint, partition.within, partition.keys):
             yield self._batch(found, shape, target)
 
-    def _shape(self, print: Fingerprint) -> TableShape:
-        """By the table's schema, which may be the user's own. A table with the one column `value` is of whole states,
-        unless that is what the state's only field is called."""
+    def _shape(self, fingerprint: Fingerprint) -> TableShape:
+        """The shape by the table's schema, which may be given by the user. A table with the single column `value` holds
+        whole states, unless the state's only field has that name."""
         target = to_arrow_schema(self.table, timezone="UTC")
         columns = tuple(
             Column(field.name, target.field(field.name).type, bool((field.metadata or {}).get("json")))
             for field in self.table.fields
             if field.name != self.asked.key
         )
-        known = declared(print, self.asked.operator)
+        known = declared(fingerprint, self.asked.operator)
         if self.asked.is_json:
             return TableShape(tuple(column._replace(is_json=True) for column in columns), False)
         if known is not None:
@@ -204,7 +204,7 @@ class StateReader(DataSourceReader):
 
 
 class PushingReader(StateReader):
-    """Filters by keys are its own; all others are left to Spark."""
+    """Handles filters by key itself; all others are left to Spark."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         for each in filters:
@@ -215,7 +215,8 @@ class PushingReader(StateReader):
                 self.keys = [key for key in wanted if self.keys is None or key in self.keys]
 
     def _wanted(self, filter: Filter) -> list[Any] | None:
-        """The keys that a filter leaves; None if it is about something else, or a key's text may stand for several."""
+        """The keys that a filter allows; None if it is about something else, or if a key's text may stand for several
+        keys."""
         if getattr(filter, "attribute", None) != (self.asked.key,) or isinstance(filter, IsNotNull):
             return None
         given = filter.value if isinstance(filter, In) else [filter.value] if is_equality(filter) else None
@@ -232,7 +233,7 @@ def is_equality(filter: Filter) -> bool:
 
 
 def meant_by(value: str) -> list[Any]:
-    """The keys that may stand in a column of texts as this one."""
+    """The keys that may appear as this text in a column."""
     found: list[Any] = [value]
     if value.removeprefix("-").isdecimal() and str(int(value)) == value and -(1 << 63) <= int(value) < 1 << 64:
         found.append(int(value))
@@ -245,24 +246,24 @@ def meant_by(value: str) -> list[Any]:
 
 
 class InferredTypes:
-    """What there is to see where nobody has declared it: types of keys and states."""
+    """The types of keys and states where none are declared, as found in the data."""
 
-    def __init__(self, view: View, moment: EpochEnd, print: Fingerprint, guesses: bool) -> None:
-        self.view, self.moment, self.app_fingerprint = view, moment, print
-        self.guesses = guesses and not print.operators[view.name].state
-        self.scan = view.scan(moment, print)
+    def __init__(self, view: View, moment: EpochEnd, fingerprint: Fingerprint, guesses: bool) -> None:
+        self.view, self.moment, self.fingerprint = view, moment, fingerprint
+        self.guesses = guesses and not fingerprint.operators[view.name].state
+        self.scan = view.scan(moment, fingerprint)
 
     @functools.cached_property
     def kinds(self) -> set[str] | None:
-        """The columns of all files of a snapshot, if that is all there is to read: nothing has to be read for it."""
+        """The columns of all files of a snapshot, if that is all there is to read: then no rows have to be read."""
         return file_columns(self.scan) if self.moment.how == "snapshot" else None
 
     @functools.cached_property
     def seen(self) -> tuple[set[str], ShapeGuess]:
-        """All entities, looked at once."""
+        """All entities, read once."""
         kinds: set[str] = set()
         guess = ShapeGuess(self.view.name)
-        for found in self.view.read(self.moment, self.app_fingerprint):
+        for found in self.view.read(self.moment, self.fingerprint):
             for kind, column in found.keys.items():
                 kinds.add("large" if kind == "packed" and has_large(column) else kind)
             if self.guesses:
@@ -270,7 +271,7 @@ class InferredTypes:
         return kinds, guess
 
     def key_type(self) -> pa.DataType:
-        """Of a mixed key, and of none at all, a text."""
+        """The type of the keys: a text if they are mixed, or if there are none."""
         kinds = kinds_of(self.kinds, "key_")
         if len(kinds) != 1 or kinds == {"packed"}:
             kinds = self.seen[0]
@@ -299,7 +300,7 @@ def file_columns(scan: Scan) -> set[str]:
 
 
 def columns_in(scan: Scan, name: str, total: int, size: int) -> list[str]:
-    """By the footer of an Arrow file: its length stands before the last six bytes."""
+    """From the footer of an Arrow file: its length is just before the last six bytes."""
     end = scan.store.get_part(name, total - size, size)
     footer = int.from_bytes(end[-10:-6], "little")
     if footer + 10 > size < total:
@@ -309,7 +310,7 @@ def columns_in(scan: Scan, name: str, total: int, size: int) -> list[str]:
 
 
 class PartialFile:
-    """A file of which only some parts are at hand."""
+    """A file of which only some parts are available."""
 
     closed = False
 
@@ -349,7 +350,7 @@ class PartialFile:
 
 
 def has_large(keys: pa.Array) -> bool:
-    """Is there an int above 63 bits among the bytes?"""
+    """Whether there is an int above 63 bits among the bytes."""
     return any(type(unpacked(cell)) is int for cell in keys.drop_null().to_pylist())
 
 
@@ -373,7 +374,7 @@ def keys_as(keys: Columns, type: pa.DataType, operator: str) -> pa.Array:
 
 
 def keys_of(given: str) -> list[Any]:
-    """The option `keys`: a JSON list of texts and ints."""
+    """The option `keys`: a JSON list of strings and ints."""
     try:
         keys = json.loads(given)
     except ValueError:
