@@ -97,7 +97,7 @@ class Admission:
                 entry = self._find(function)
                 self.program.check_key(key, entry)
                 if type(args) is not tuple:
-                    raise BadArguments(f"the arguments of {entry.signature} are a tuple, not {shown(args)}")
+                    raise BadArguments(f"the arguments of {entry.signature} must be a tuple, not {shown(args)}")
                 if not entry.fits(args):
                     entry, args = entry.admit(args)
             except BadRequest as error:
@@ -112,13 +112,13 @@ class Admission:
     def _find(self, function: Any) -> Entry:
         entry = self.program.find(function)
         if entry.operator.name == RESERVED:
-            raise UnknownFunction(f"{entry.name} is Headrace's own and cannot be called")
+            raise UnknownFunction(f"{entry.name} is internal to Headrace and cannot be called")
         return entry
 
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max
         if type(request_id) is not str or not request_id:
-            raise BadRequest(f"a request id is a str that is not empty, not {shown(request_id)}")
+            raise BadRequest(f"a request id must be a non-empty str, not {shown(request_id)}")
         try:
             size = len(request_id.encode())
         except UnicodeEncodeError:
@@ -211,12 +211,14 @@ class SourceBatches:
 
 def gap(query: str, batch: int, last: int) -> StreamError:
     return StreamError(
-        f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of this "
+        f"query {query} sent batch {batch}, but {last + 1} was expected: its checkpoint belongs to another run of this "
         "app, whose state is gone. Start the query with a new checkpoint location"
     )
 
 
-EXPIRED = Failure(ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are past their retention")
+EXPIRED = Failure(
+    ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are no longer kept (reply_retention_us)"
+)
 
 
 class Ledger:
@@ -320,7 +322,7 @@ class Ledger:
 def take_apart(call: Any) -> tuple[Any, Any, Any] | BadRequest:
     if isinstance(call, tuple | list) and len(call) >= 2:
         return call[0], call[1], tuple(call[2:])
-    return BadRequest(f"a call is (function, key, *args), not {shown(call)}")
+    return BadRequest(f"a call must be (function, key, *args), not {shown(call)}")
 
 
 def failure_of(error: HeadraceError) -> Failure:

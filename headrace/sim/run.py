@@ -171,7 +171,7 @@ class Simulation:
         world = self.world
         look: StateRead | None = None
         while not world.violations and (look is None or not look.found):  # who is asked may still be superseded
-            self._within_patience(lambda: world.house is not None and world.house.is_alive, "nobody is there")
+            self._within_patience(lambda: world.house is not None and world.house.is_alive, "no coordinator is running")
             look = world.read(None, None)
             if look is not None:
                 self._within_patience(look.is_over, "the state was not found")
@@ -185,7 +185,9 @@ class Simulation:
         world = self.world
         last = world.houses[-1]
         world.lose_power()
-        self._within_patience(lambda: world.house is not last and world.coordinator.is_alive, "nobody took over")
+        self._within_patience(
+            lambda: world.house is not last and world.coordinator.is_alive, "no coordinator took over"
+        )
         for client in self.clients:
             client.ask_all_again()
         self._wait_for_all()
@@ -202,7 +204,7 @@ class Simulation:
     def _within_patience(self, until: Callable[[], bool], what: str) -> None:
         world = self.world
         if not world.violations and not world.run(until, world.now_us + PATIENCE_US):
-            world.violate(f"not live: {what} in {PATIENCE_US // 1_000_000} seconds after all was well")
+            world.violate(f"not live: {what} in {PATIENCE_US // 1_000_000} seconds after the faults ended")
 
     def check(self) -> None:
         world, app, config = self.world, self.workload.app, self.parameters.config

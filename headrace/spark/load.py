@@ -145,7 +145,9 @@ def find(app: App, operator: Operator | str) -> Operator:
 
 def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | None) -> LoadPlan:
     if df.isStreaming:
-        raise StreamError("load takes a batch DataFrame (spark.read...); rows of a stream become calls, by transact")
+        raise StreamError(
+            "load takes a batch DataFrame (spark.read...); to turn the rows of a stream into calls, use transact"
+        )
     wanted = [key] if state is None else [key, state]
     missing = [column for column in wanted if column not in df.columns]
     if missing:
@@ -162,8 +164,8 @@ def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | 
         return LoadPlan(key, [state], [operator.state], operator.state)
     if shape is None or not shape.is_record:
         raise StreamError(
-            f"which column is the state of {operator.name}? Name it, as in state='balance'; or declare a dataclass or "
-            f"struct, as in app.operator({operator.name!r}, state=Account), whose fields are the columns"
+            f"name the column that holds the state of {operator.name}, as in state='balance'; or declare a dataclass "
+            f"or struct, as in app.operator({operator.name!r}, state=Account), whose fields are the columns"
         )
     return of_record(df, operator, shape, key)
 
@@ -201,7 +203,9 @@ def configured(store: Store, config: Config | None) -> Config:
         return config or Config()
     shards = int(identity["shards"])
     if config is not None and config.shards != shards:
-        raise StreamError(f"{store.url} has {shards} shards and the configuration {config.shards}: leave config out")
+        raise StreamError(
+            f"{store.url} has {shards} shards, but the configuration has {config.shards}: leave out config"
+        )
     return config or Config(shards=shards)
 
 
@@ -223,8 +227,8 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
 
 def not_empty(store: Store, operator: Operator) -> StreamError:
     return StreamError(
-        f"operator {operator.name!r} in {store.url} has entities already: load(..., replace=True) puts the rows in "
-        "their place, and they are gone; rows that are to change some of them are calls, by transact"
+        f"operator {operator.name!r} in {store.url} already has entities: load(..., replace=True) deletes them and "
+        "puts the rows in their place; to change some of them, use transact"
     )
 
 
@@ -387,7 +391,7 @@ def pieces(sealing: Sealing, batches: Iterator[pa.RecordBatch]) -> Iterator[tupl
     keys = sealing.keys(given)
     twice = duplicate(keys)
     if twice is not None:
-        raise StreamError(f"the key {shown(twice)} stands there twice: drop one, as in df.dropDuplicates([...])")
+        raise StreamError(f"the key {shown(twice)} occurs twice: drop one, as in df.dropDuplicates([...])")
     yield keys, sealing.states(columns, lambda row: given[row].as_py())
 
 

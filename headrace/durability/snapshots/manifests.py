@@ -166,7 +166,7 @@ def decode(data: bytes, place: ManifestName) -> Body | str:
     """The manifest, or what is wrong with it."""
     frame = FRAME.fullmatch(data)
     if frame is None:
-        return "it is cut short, or no manifest"
+        return "it is truncated, or not a manifest"
     if int(frame[1], 16) != zlib.crc32(frame[2]):
         return "its checksum is wrong"
     try:
@@ -218,6 +218,6 @@ def read(store: Store, place: ManifestName, stored: Stored) -> bytes:
 
 def broken(store: Store, place: ManifestName, name: str, trouble: str) -> SnapshotBroken:
     return SnapshotBroken(
-        f"{name} in {store.url}, of the snapshot of epoch {place.epoch}: {trouble}. Put it back from a backup, or "
-        "choose an older snapshot: `headrace snapshot list` shows them, `headrace restore --epoch` starts from one"
+        f"{name} in {store.url}, of the snapshot of epoch {place.epoch}: {trouble}. Restore it from a backup, or "
+        "choose an older snapshot: `headrace snapshot list` lists them, `headrace restore --epoch` starts from one"
     )

@@ -55,7 +55,9 @@ def gist(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("headrace.errors.", "ModuleNotFoundError", "ImportError"))]
     if any("No module named 'headrace'" in line for line in told):
-        told.append("(headrace must be installed for the Python that Spark's executors run: set PYSPARK_PYTHON to it)")
+        told.append(
+            "(install headrace for the Python that Spark's executors run, and set PYSPARK_PYTHON to that Python)"
+        )
     return " ".join(told or lines[:2])[:600]
 
 
@@ -202,7 +204,7 @@ class SparkHosts:
         worker = TaskWorker(msgspec.structs.replace(job, path=shipped(job.path), store=store), self._started)
         self._hand_over(worker)
         if not self._thread.is_alive():  # nobody would ever seat it
-            worker.far.send(StartFailed(self._hopeless or "the seats of the workers are closed"))
+            worker.far.send(StartFailed(self._hopeless or "the Spark stage that hosts the workers is closed"))
         return worker
 
     def check(self, workers: int) -> None:
@@ -226,8 +228,8 @@ class SparkHosts:
                 self._turn()
             self._dissolve()
         except BaseException as error:
-            LOG.exception("the seats of the workers broke")
-            self._give_up(f"the seats of the workers broke: {error!r}")
+            LOG.exception("hosting the workers in Spark tasks failed")
+            self._give_up(f"hosting the workers in Spark tasks failed: {error!r}")
         finally:
             for worker in self._workers.values():
                 worker.far.close()
@@ -279,7 +281,7 @@ class SparkHosts:
             if not set(self._workers) <= set(stage.tickets.values()):
                 self._end_stage("more workers are wanted")
             elif now_s > stage.warn_s and len(stage.chairs) < len(stage.tickets):
-                LOG.warning("%s workers wait for free Spark slots", len(stage.tickets) - len(stage.chairs))
+                LOG.warning("%s workers are waiting for free Spark task slots", len(stage.tickets) - len(stage.chairs))
                 stage.warn_s = now_s + SEATS_WARN_S
             if now_s - self._ping_s > PING_S:
                 self._ping_s = now_s
@@ -296,11 +298,11 @@ class SparkHosts:
         try:
             letter = self._decoder.decode(parts[0])
         except msgspec.DecodeError:
-            return self._end_stage(f"the seat of worker {number} talks nonsense")
+            return self._end_stage(f"the task that hosts worker {number} sent an invalid message")
         chair, message, worker = stage.chairs.get(number), letter.message, self._workers.get(number)
         if chair is None and isinstance(message, TaskReady):
             stage.chairs[number], stage.was_reached = TaskSlot(message), True
-            LOG.info("worker %s has a seat on %s", number, message.host)
+            LOG.info("worker %s is hosted on %s", number, message.host)
             self._write(number, EndProcess(0) if stage.is_over else None)
             if worker is not None:
                 self._place(worker)
@@ -308,7 +310,7 @@ class SparkHosts:
         if stage.is_over:
             return None
         if chair is None or letter.number != chair.received + 1:
-            return self._end_stage(f"the connection to the seat of worker {number} broke")
+            return self._end_stage(f"the connection to the task that hosts worker {number} broke")
         chair.received += 1
         if worker is None or worker.worker != letter.worker or isinstance(message, TaskReady | None):
             return None
@@ -328,7 +330,7 @@ class SparkHosts:
             self._post.send_multipart([stage.ticket_of[number], data], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             del stage.chairs[number]
-            self._end_stage(f"the seat of worker {number} cannot be reached: {error}")
+            self._end_stage(f"the task that hosts worker {number} cannot be reached: {error}")
 
     # --- workers ---
 
@@ -356,7 +358,7 @@ class SparkHosts:
         if worker.far.is_dead:
             self._drop(worker)
             if worker.is_seated:  # and the cluster waits no longer for its end: this seat is stuck
-                self._end_stage(f"the seat of worker {worker.number} does not answer")
+                self._end_stage(f"the task that hosts worker {worker.number} does not answer")
 
     def _drop(self, worker: TaskWorker) -> None:
         if self._workers.get(worker.number) is worker:
@@ -396,8 +398,8 @@ class SparkHosts:
         while slots_of(self._context) < len(stage.tickets) and not stage.is_over:
             if time.monotonic() > until_s:
                 raise Stopped(
-                    f"Spark has lost executors, and for {SLOTS_AGAIN_S_MAX:.0f} s there were less than the "
-                    f"{len(stage.tickets)} slots that the workers need: see to the Spark cluster, and start again"
+                    f"Spark has lost executors, and for {SLOTS_AGAIN_S_MAX:.0f} s there were fewer than the "
+                    f"{len(stage.tickets)} task slots that the workers need: fix the Spark cluster, and start again"
                 )
             time.sleep(CHECK_S)
 
@@ -406,7 +408,7 @@ class SparkHosts:
         stage = self._stage
         if stage is None or stage.is_over:
             return
-        LOG.warning("the Spark stage of the workers ends: %s", why)
+        LOG.warning("ending the Spark stage that hosts the workers: %s", why)
         self._abandon(stage)
         self._cancel()
 
@@ -414,7 +416,7 @@ class SparkHosts:
         try:
             self._context.cancelJobGroup(self._group)
         except Exception as error:  # the session was stopped: the job is over too
-            LOG.warning("the Spark job of the workers could not be cancelled: %s", gist(error))
+            LOG.warning("the Spark job that hosts the workers could not be cancelled: %s", gist(error))
 
     def _abandon(self, stage: Stage) -> None:
         stage.is_over = True  # before the lines go dead: who fell with whom is asked then
@@ -428,7 +430,7 @@ class SparkHosts:
     def _note_over(self, over: StageEnded) -> None:
         stage, now_s = over.stage, time.monotonic()
         if not stage.is_over:
-            LOG.warning("the Spark stage of the workers has ended: %s", over.why)
+            LOG.warning("the Spark stage that hosts the workers has ended: %s", over.why)
             self._abandon(stage)
         self._stage = None
         self._failures = 1 if now_s - stage.submitted_s > STEADY_S else self._failures + 1
