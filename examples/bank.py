@@ -29,7 +29,7 @@ def deposit(ctx: Context, amount: int) -> int:
 
 @account.register
 def transfer(ctx: Context, to: str, amount: int) -> int:
-    """Pay another account; returns what is left here. If the deposit aborts, so does the withdrawal."""
+    """Pay another account; returns the balance left here. If the deposit aborts, so does the withdrawal."""
     left = withdraw(ctx, amount)
     ctx.call_async(deposit, to, amount)  # one-way: runs after this function has returned, in the same transaction
     return left
@@ -37,7 +37,7 @@ def transfer(ctx: Context, to: str, amount: int) -> int:
 
 @account.register
 async def withdraw_and_ask(ctx: Context, to: str, amount: int) -> int:
-    """Pay another account; returns the balance over there. A function that needs an answer is async."""
+    """Pay another account; returns its new balance. A function that needs an answer is async."""
     withdraw(ctx, amount)
     balance: int = await ctx.call(deposit, to, amount)
     return balance

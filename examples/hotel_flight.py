@@ -1,6 +1,6 @@
 """A trip: a hotel room and a seat on a flight, both or neither.
 
-Plain functions and one-way calls are enough here: `reserve` needs no answers, only that nobody aborts.
+Plain functions and one-way calls are enough here: `reserve` needs no answers, only that no call aborts.
 
     python examples/hotel_flight.py
 """
@@ -38,7 +38,7 @@ def take_seat(ctx: Context) -> int:
 
 
 def change(ctx: Context, by: int) -> int:
-    """What both have in common: the places left never go below zero."""
+    """Shared by both: the number of free places never goes below zero."""
     left: int = ctx.get(0) + by
     if left < 0:
         raise Abort(f"{ctx.key} is full")

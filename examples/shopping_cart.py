@@ -1,7 +1,7 @@
 """A shop: an order takes goods from the stock and money from the buyer, or nothing at all.
 
-Three operators, each with a dataclass as its state. `checkout` is one transaction over all three: whichever of them
-aborts, and however late, all three are as they were before.
+Three operators, each with a dataclass as its state. `checkout` is one transaction over all three: if one of them
+aborts, however late, all three are restored.
 
     python examples/shopping_cart.py
 """

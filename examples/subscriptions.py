@@ -1,8 +1,8 @@
-"""Subscriptions: a free trial that ends by itself, a payment, a receipt by mail; all of it survives restarts.
+"""Subscriptions: a free trial that ends automatically, a payment, a receipt by mail. All of it survives restarts.
 
 Shows what reaches beyond the state: a timer that can be cancelled (`call_later`), a payment that is part of the
 transaction (`call_external`), a mail that leaves once it is final (`send_external`), a nightly schedule (`app.every`),
-and sessions that end when nobody uses them (`ttl`).
+and sessions that end when they are not used (`ttl`).
 
     python examples/subscriptions.py
 """
@@ -52,7 +52,7 @@ session = app.operator("session", ttl=timedelta(minutes=30))  # state: who it is
 
 @subscription.register
 def begin(ctx: Context, plan: str, card: str) -> str:
-    """A trial; returns when it ends."""
+    """Start a trial; returns the time when it ends."""
     if ctx.get() is not None:
         raise Abort(f"{ctx.key} has a subscription already")
     if plan not in PRICES:
@@ -64,8 +64,8 @@ def begin(ctx: Context, plan: str, card: str) -> str:
 
 @subscription.register
 async def pay(ctx: Context) -> str:
-    """The trial is over, or somebody does not wait for that. The payment is part of this transaction: it goes on with
-    what the provider says."""
+    """The trial is over, or the customer pays early. The payment is part of this transaction, which continues with
+    the provider's response."""
     mine: Subscription | None = ctx.get()
     if mine is None or mine.status not in ("trial", "unpaid"):
         raise Abort(f"{ctx.key} has nothing to pay")
@@ -87,7 +87,7 @@ async def pay(ctx: Context) -> str:
 
 @subscription.register
 def mailed(ctx: Context, number: str | None, error: str | None) -> None:
-    """What came of the mail: a result, or why there is none."""
+    """The outcome of the mail: its number, or the error."""
     mine: Subscription = ctx.get()
     mine.receipt = number or f"not sent: {error}"
     ctx.put(mine)
@@ -118,7 +118,7 @@ def count(ctx: Context, by: int) -> None:
 
 @books.register
 def close_day(ctx: Context) -> None:
-    """`ctx.now` is the log's time: the same when this is run again."""
+    """`ctx.now` is the log's time: it is the same in a replay."""
     mine: Books = ctx.get(Books())
     mine.nights.append((ctx.now.date(), mine.active))
     ctx.put(mine)
@@ -134,7 +134,7 @@ def log_in(ctx: Context, customer: str) -> None:
 
 @session.register
 def visit(ctx: Context) -> str | None:
-    """Whose session it is, if it has not ended. Each visit keeps it for another half hour."""
+    """The customer of this session, if it has not ended. Each visit extends it by half an hour."""
     customer: str | None = ctx.get()
     if customer is not None:
         ctx.put(customer)

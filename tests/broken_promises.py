@@ -71,7 +71,7 @@ MISTAKES = (
         "self.lc += count + 1",
     ),
     Mistake(
-        "Any exception that leaves a function aborts the transaction, and all of it is undone.",
+        "Any exception that a function does not catch aborts the transaction, and all of it is undone.",
         "headrace/core/serial.py",
         "except BaseException as error:\n                is_void",
         "except Exception as error:\n                is_void",
@@ -89,7 +89,7 @@ MISTAKES = (
         "if first is NOWHERE:",
     ),
     Mistake(
-        "Of several aborts the first in the order made is the reply.",
+        "Of several aborts, the first in the order in which the calls were made is the reply.",
         "headrace/core/serial.py",
         "for call in queue:",
         "for call in reversed(queue):",
@@ -107,13 +107,13 @@ MISTAKES = (
         "            return before, None\n\n    def _break_off(",
     ),
     Mistake(
-        "A call that was made and not awaited aborts.",
+        "A call that was made with `ctx.call` and not awaited aborts the transaction.",
         "headrace/core/contexts.py",
         "for call in self.unawaited:",
         "for call in ():",
     ),
     Mistake(
-        "What is only moved is neither lost nor made.",
+        "A value that is only moved is neither lost nor duplicated.",
         "headrace/core/serial.py",
         "                queue.clear()\n                if undo:",
         "                if undo:",
@@ -127,8 +127,8 @@ MISTAKES = (
         "if writer:",
     ),
     Mistake(
-        "So it is with 2 to 6 workers and up to a thousand transactions in an epoch, calls five deep, and workers that"
-        " are lost or added.",
+        "The same holds with 2 to 6 workers and up to a thousand transactions in an epoch, calls five deep, and "
+        "workers that are lost or added.",
         "headrace/core/ordered/repair.py",
         "frame = call.frame = AwaitFrame(self._new_attempt())",
         "frame = call.frame = AwaitFrame(PREDICTED)",
@@ -152,7 +152,7 @@ MISTAKES = (
         "return []",
     ),
     Mistake(
-        "Limits are met where a serial run meets them, with the same failure.",
+        "Limits are reached where a serial run reaches them, with the same failure.",
         "headrace/core/ordered/exchange.py",
         "if count * self.workers > self.calls_max:",
         "if count > self.calls_max:",
@@ -164,13 +164,13 @@ MISTAKES = (
         "type(one[2]) is type(other[2])",
     ),
     Mistake(
-        "Conflicts are resolved within the epoch, also if what a transaction touches drifts twice.",
+        "Conflicts are resolved within the epoch, even if the entities that a transaction touches change twice.",
         "headrace/core/ordered/exchange.py",
         "self.tell(part, worker, Cancelled(tid, at))",
         "pass",
     ),
     Mistake(
-        "Also on workers that do not own the root.",
+        "This also holds on workers that do not own the root.",
         "headrace/core/ordered/repair.py",
         "tid, chain = record.order[0], chain_of(call)\n        at = locate(chain, record.order)\n",
         "tid, chain = record.order[0], chain_of(call)\n        if part.owner(tid) != self.me:\n            return\n"
@@ -195,13 +195,13 @@ MISTAKES = (
         "source < 0:",
     ),
     Mistake(
-        "When nothing crosses, workers settle an epoch with two messages each.",
+        "When no call crosses workers, they settle an epoch with two messages each.",
         "headrace/core/coordinator.py",
         "for worker in flight.idle:\n            effects.append(",
         "for worker in [*flight.idle] * 2:\n            effects.append(",
     ),
     Mistake(
-        "What is below a transaction that must be gathered is answered before it.",
+        "Transactions below one that must be gathered are answered before it.",
         "headrace/core/coordinator.py",
         "self._note_results(flight, start)",
         "pass",
@@ -219,25 +219,25 @@ MISTAKES = (
         "reversed(self.log[1 : len(self.log) - ahead])",
     ),
     Mistake(
-        "So it is with real processes that are killed.",
+        "The same holds with real processes that are killed.",
         "headrace/core/coordinator.py",
         "self.backlog.extendleft(reversed(",
         "self.backlog.extendleft(list(",
     ),
     Mistake(
-        "A function that never returns is aborted by decree, and the rest goes on.",
+        "A function that never returns is aborted by decree, and the other transactions continue.",
         "headrace/runtime/cluster.py",
         "elif heartbeat.running and heartbeat.running_us > self.config.wall_limit_us:",
         "elif heartbeat.running_us < 0:",
     ),
     Mistake(
-        "Other workers under load change no answer.",
+        "Rescaling under load changes no reply.",
         "headrace/core/placement.py",
         "        return ShardMap(owners, self.version + 1)",
         "        moved = ShardMap(owners, self.version + 1)\n        moved._cache = self._cache\n        return moved",
     ),
     Mistake(
-        "Values and keys keep their types over workers, recovery and rescale.",
+        "Values and keys keep their types across workers, recovery and rescaling.",
         "headrace/wire/values.py",
         "return tuple(self._decode(data))",
         "return self._decode(data)",
@@ -255,13 +255,13 @@ MISTAKES = (
         "except (UnicodeDecodeError, RecursionError) as error:",
     ),
     Mistake(
-        "A peer without the right key gets nowhere.",
+        "A peer without the right key cannot connect, and nothing that it sends is received.",
         "headrace/runtime/sockets.py",
         "is_known = key in self._nodes\n",
         "is_known = True\n",
     ),
     Mistake(
-        "No worker outlives a parent that is killed.",
+        "No worker outlives a parent process that is killed.",
         "headrace/runtime/worker_process.py",
         "ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)",
         "pass",

@@ -144,7 +144,7 @@ class World(Fleet):
                 self.performs.append(effect)
                 self.on_perform(effect)
             else:
-                assert isinstance(effect, Rescaled), f"nobody carries out {effect!r}"
+                assert isinstance(effect, Rescaled), f"unknown effect: {effect!r}"
         self.effects.clear()
 
     # --- the reference ---

@@ -63,10 +63,10 @@ def test_an_app_that_is_served_can_be_called_until_it_is_stopped() -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("examples.bank", "names no app"),
+        ("examples.bank", "does not name an app"),
         ("examples.nothing:app", "no module"),
         ("examples.bank:nothing", "it has: app"),
-        ("json:dumps", "no App at all"),
+        ("json:dumps", "there is no App in it"),
     ],
 )
 def test_what_cannot_be_run_is_said(target: str, reason: str) -> None:
@@ -78,9 +78,9 @@ def test_what_cannot_be_run_is_said(target: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--replies", "answers"], "go with --kafka"),
-        (["--conf", "spark.cores.max=2"], "go with --master"),
-        (["--conf", "spark.cores.max=2", "--master", "local[2]"], "starts no Spark: leave --conf out"),
+        (["--replies", "answers"], "need --kafka"),
+        (["--conf", "spark.cores.max=2"], "--conf needs --master"),
+        (["--conf", "spark.cores.max=2", "--master", "local[2]"], "does not start Spark: remove --conf"),
         (["--conf", "cores=2", "--master", "spark://x:1"], "as in spark.cores.max=8"),
         (["--kafka", "broker:9092"], "add --store"),
         (["--mode", "ordered"], "add --workers 2"),
@@ -137,7 +137,7 @@ def test_messages_of_an_epoch_do_not_grow_with_its_transactions() -> None:
 def test_the_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path: Path) -> None:
     well = headrace("doctor", "--quick", "--port", "0")
     assert well.returncode == 0, well.stdout
-    assert "All is well" in well.stdout
+    assert "All checks passed" in well.stdout
     script = (
         "import sys; from headrace.cli.doctor import examine; import headrace.spark.jvm.java as j;"
         "j.candidates = lambda: iter(()); sys.exit(0 if examine(False, True, 0) else 1)"

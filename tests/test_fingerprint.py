@@ -313,7 +313,7 @@ def test_a_change_is_found_and_named(
 
 def test_fields_in_another_order_are_another_type(changed: Callable[..., list[str]]) -> None:
     found = changed(("text: str\n        at: int | None = None", "at: int | None = None\n        text: str = 'x'"))
-    assert "type Note: its fields stand in another order" in found
+    assert "type Note: its fields are in another order" in found
 
 
 def test_an_operator_that_is_gone_is_named(changed: Callable[..., list[str]]) -> None:

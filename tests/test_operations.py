@@ -389,7 +389,7 @@ def refused(place: Path | str, kind: type[HeadraceError], *words: str, app: App 
 
 def test_a_store_of_another_app_is_refused(headrace: Callable[..., Said], store: Path) -> None:
     with unchanged(store):
-        refused(store, WrongStore, str(store), "'bank'", "'shop'", "a place of its own", app=App("shop"))
+        refused(store, WrongStore, str(store), "'bank'", "'shop'", "its own store", app=App("shop"))
         words = ["run", "examples.shopping_cart:app", "--store", str(store), "--port", "0"]
         said = subprocess.run([sys.executable, "-m", "headrace.cli", *words], capture_output=True, text=True, cwd=ROOT)
         assert said.returncode == 2
@@ -420,14 +420,14 @@ def test_an_identity_that_was_tampered_with_is_refused(store: Path) -> None:
 
 
 def test_another_number_of_shards_is_refused(store: Path) -> None:
-    with pytest.raises(WrongStore, match="64 shards, the configuration 32"):
+    with pytest.raises(WrongStore, match="64 shards, but the configuration has 32"):
         Runtime(bank.app, Config(shards=32), store=store).close()
 
 
 def test_a_directory_with_something_else_in_it_is_refused(headrace: Callable[..., Said], tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear")
     with unchanged(tmp_path):
-        refused(tmp_path, WrongStore, str(tmp_path), IDENTITY, "letter.txt", "another place")
+        refused(tmp_path, WrongStore, str(tmp_path), IDENTITY, "letter.txt", "another path")
         for words in (("log", "show"), ("log", "verify"), ("snapshot", "list"), ("state", "scan", "account")):
             code, _, complaints = headrace(*words, "--store", tmp_path)
             assert code == 2
@@ -506,7 +506,7 @@ def test_a_directory_that_may_not_be_written_is_refused(store: Path) -> None:
         if str(folder).startswith(tempfile.gettempdir() + "/"):
             folder.chmod(0o755)
     with without_privileges(), unchanged(store):
-        refused(store, StoreError, str(store), "Permission denied", "right to write")
+        refused(store, StoreError, str(store), "Permission denied", "write permission")
 
 
 @contextlib.contextmanager
@@ -585,7 +585,7 @@ def test_changed_code_starts_only_after_an_upgrade(
         refused(store, AppChanged, str(store), "function wallet.pay_in changed", "`headrace upgrade`", app=app)
         code, _, complaints = headrace("upgrade", target, "--store", store)  # with the new code: no
         assert code == 2
-        assert "With the old code" in complaints
+        assert "with the old code" in complaints
         assert headrace("state", "get", "wallet", "ada", "--store", store, "--app", target)[0] == 2
     code, said, _ = headrace("upgrade", old, "--store", store, "--json")
     assert (code, json.loads(said)) == (0, {"epoch": 2, "is_new": True})

@@ -436,7 +436,7 @@ MISUSES = {
     "forgotten": ("BadCall", "did not await: await it, or use send_external"),
     "twice": ("BadCall", "order.misuse awaits a ctx.call_external(...) for the second time"),
     "then unknown": ("UnknownFunction", "no function 'none' on operator 'order'"),
-    "then of one argument": ("BadCall", "is called with a result and an error"),
+    "then of one argument": ("BadCall", "a result and an error"),
     "message unknown": ("BadCall", "no external 'refund'"),
 }
 
@@ -538,20 +538,20 @@ def test_what_is_headraces_own_cannot_be_called_from_outside() -> None:
         (reply,) = world.run((name, "1-" + "0" * 32))
         assert reply.failure is not None
         assert reply.failure.code == "unknown_function"
-    with pytest.raises(ModelError, match="Headrace's own"):
+    with pytest.raises(ModelError, match="reserved"):
         brief.operator("headrace")
 
     def headrace_expire(ctx: Context) -> None: ...
 
-    with pytest.raises(ModelError, match="Headrace's own"):
+    with pytest.raises(ModelError, match="reserved"):
         brief.operators["session"].register(headrace_expire)
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"name": "charge"}, "is taken"),
-        ({"name": "no name"}, "no plain name"),
+        ({"name": "charge"}, "is already used"),
+        ({"name": "no name"}, "not a plain name"),
         ({"function": 5}, "must be a function"),
         ({"timeout": 0}, "timeout"),
         ({"tries": 0}, "tries"),

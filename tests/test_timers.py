@@ -94,11 +94,11 @@ def set_wrongly(ctx: Context, how: str) -> None:
 
 
 WRONG = {
-    "negative": ("BadCall", "no time below 0"),
-    "negative timedelta": ("BadCall", "no time below 0"),
+    "negative": ("BadCall", "no negative time"),
+    "negative timedelta": ("BadCall", "no negative time"),
     "no time": ("BadCall", "call_later takes a timedelta or seconds, not 'soon'"),
     "not a number": ("BadCall", "call_later takes a timedelta or seconds, not nan"),
-    "for ever": ("BadCall", "no time above"),
+    "for ever": ("BadCall", "at most 1000000000000 seconds"),
     "true": ("BadCall", "not a bool"),
     "unknown": ("UnknownFunction", "no function 'ting'"),
     "arguments": ("BadArguments", "'text' got 5 (int)"),
@@ -343,14 +343,14 @@ def test_what_was_missed_while_nothing_ran_is_done_once_and_for_the_last_time_it
     ("given", "why"),
     [
         (("* * * *",), "four|4 fields"),
-        (("60 * * * *",), "is no minute"),
-        (("* * 0 * *",), "is no day"),
-        (("a * * * *",), "is no minute"),
-        (("5-1 * * * *",), "is no minute"),
-        (("*/0 * * * *",), "is no minute"),
+        (("60 * * * *",), "is not a valid minute"),
+        (("* * 0 * *",), "is not a valid day"),
+        (("a * * * *",), "is not a valid minute"),
+        (("5-1 * * * *",), "is not a valid minute"),
+        (("*/0 * * * *",), "is not a valid minute"),
         (("0 0 30 2 *",), "never due"),
         ((0,), "every millisecond"),
-        ((-1,), "below 0"),
+        ((-1,), "no negative time"),
         (([],), "a timedelta or seconds"),
     ],
 )

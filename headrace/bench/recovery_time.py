@@ -42,7 +42,7 @@ def measure(
             runs.append(child("recover", folder / "copy", entities, transactions))
             shutil.rmtree(folder / "copy")
             progress(1)
-            assert runs[-1]["state"] == was["state"], f"run {number + 1} has another state than there was"
+            assert runs[-1]["state"] == was["state"], f"run {number + 1} recovered a different state"
         kind = file_system(folder)
     parts = ("load_ms", "replay_ms", "total_ms")
     result: dict[str, Any] = {"workload": "ycsb-t", "entities": entities, "transactions": transactions}
@@ -81,7 +81,7 @@ def told(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise HeadraceError(f"a process of the benchmark ended with {process.wait()}: see above what it says")
+        raise HeadraceError(f"a process of the benchmark ended with {process.wait()}: see its output above")
     said: dict[str, Any] = json.loads(line)
     return said
 

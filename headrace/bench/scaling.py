@@ -205,7 +205,7 @@ def summary(result: dict[str, Any]) -> Table:
     table.add_row("same as serial", *("yes" if result[form.name]["same_as_serial"] else "NO" for form in FORMS))
     costs = result["costly"]
     table.caption = (
-        f"functions of {COSTLY_US} us: {costs['per_s']:,.0f} per second, {costs['speedup']:.2f} times one worker; "
-        f"two processes that only spin get {costs['machine_speedup']:.2f} times as far as one"
+        f"functions of {COSTLY_US} us: {costs['per_s']:,.0f} per second, {costs['speedup']:.2f} times one worker; two "
+        f"processes that only spin do {costs['machine_speedup']:.2f} times the work of one"
     )
     return table

@@ -155,7 +155,7 @@ STAGES = {  # of a row's way, in order
     "plan": "Spark: offsets, its own log, the plan",
     "write": "Spark: rows made, carried, in segments",
     "close": "the batch closed in the inbox",
-    "intake": "seen, read, admitted",
+    "intake": "found, read, admitted",
     "engine": "logged, run, final",
     "keep": "replies in the store",
     "see": "until a micro-batch of the replies begins",
@@ -272,7 +272,7 @@ class StreamUnderTest:
         starts = {each.number: each.start.get("row", 0) for each in batches}
         runs = [run for run in self.runtime.runs if starts.get(run.batch) is not None]
         ends = np.array([starts[run.batch] + run.start + run.size for run in runs])
-        assert (np.diff(ends) > 0).all(), "rows ran in another order than they were made in"
+        assert (np.diff(ends) > 0).all(), "rows ran in a different order from the one they were made in"
         of_row = np.searchsorted(ends, np.arange(first, stop), side="right")
         low, high = int(of_row[0]), int(of_row[-1]) + 1
         of_row, runs = of_row - low, runs[low:high]

@@ -223,9 +223,9 @@ def summary(result: dict[str, Any]) -> Table:
     table.add_row("committed per second", f"{result['committed_per_s']:,}", f"at least {WANTED_PER_S:,}")
     for percent, wanted in ((50, ""), (99, f"under {WANTED_P99_MS:,}")):
         table.add_row(f"due to delivered: p{percent} ms", told(result[f"p{percent}_ms"]), wanted)
-    table.add_row("the loop by hand, per second", f"{result['naive_per_s']:,}", "")
+    table.add_row("the hand-written loop, per second", f"{result['naive_per_s']:,}", "")
     table.add_row("of that", f"{result['ratio']:.0%}", f"at least {WANTED_RATIO:.0%}")
-    table.add_row("a micro-batch of next to nothing, ms", told(result["fixed_ms"]), f"under {WANTED_FIXED_MS}")
+    table.add_row("an almost empty micro-batch, ms", told(result["fixed_ms"]), f"under {WANTED_FIXED_MS}")
     table.add_row("one of the replies, ms", told(result["replies_fixed_ms"]), "")
     table.add_row("rows of a micro-batch", f"{result['rows_per_batch']:,}", "")
     for name in ("conserved", "same_as_sums", "all_delivered"):

@@ -59,7 +59,7 @@ def chaos(
                 if client.is_alive():
                     client.join(PATIENCE_S)
     verdict.violations += killer.wrong
-    verdict.violations += [f"process {process.pid} is still there" for process in left]
+    verdict.violations += [f"process {process.pid} is still running" for process in left]
     return figures(seed, time.monotonic() - began_s, traffic, killer, verdict), verdict
 
 
@@ -74,7 +74,7 @@ def run_under_faults(
     try:
         while time.monotonic() < until_s:
             killer.step()
-            say(f"{traffic.acknowledged:,} acknowledged, {sum(killer.counts.values())} troubles")
+            say(f"{traffic.acknowledged:,} acknowledged, {sum(killer.counts.values())} faults")
         killer.heal()
     except ChaosFailed as error:
         stuck.append(str(error))
@@ -96,9 +96,9 @@ def judge_all(servers: Servers, traffic: ClientPool, say: Say) -> ChaosVerdict:
     reader = Reader(servers)
     try:
         reader.ask([asked for asked in history if not asked.answered])
-        say("reading what is there")
+        say("reading the final state")
         there = reader.receipts(history), reader.lists(history)
-        say(f"asking for all {len(history):,} ids again")
+        say(f"repeating all {len(history):,} requests")
         differing = reader.ask(history)
         then = reader.receipts(history), reader.lists(history)
         reader.ask([last])
@@ -108,11 +108,11 @@ def judge_all(servers: Servers, traffic: ClientPool, say: Say) -> ChaosVerdict:
     verdict = judge([*history, last], *there)
     for text in [
         *traffic.wrong,
-        *(f"{asked.request_id} was answered otherwise when asked again" for asked in differing),
+        *(f"{asked.request_id} got a different answer when it was repeated" for asked in differing),
     ]:
         verdict.duplicated[text.split()[0]] = text
     if then != there and not differing:
-        verdict.violations.append("asking again for what had been answered changed the state")
+        verdict.violations.append("repeating answered requests changed the state")
     return verdict
 
 
@@ -132,7 +132,7 @@ class Reader:
                 asked.sent = asked.sent or now_ns
             replies = ask_patiently(self.connections, self.servers.addresses, batch, time.monotonic() + SETTLE_S_MAX)
             if replies is None:
-                raise ChaosFailed(f"no answer in {SETTLE_S_MAX:.0f} s, though the trouble is over")
+                raise ChaosFailed(f"no answer in {SETTLE_S_MAX:.0f} s, though the faults are over")
             differing += [asked for at, asked in enumerate(batch) if not asked.take(replies, at)]
         return differing
 

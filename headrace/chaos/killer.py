@@ -202,7 +202,7 @@ class Killer:
         while self.traffic.last_success[0] <= since_ns:
             if time.monotonic() - now_s > PROGRESS_S_MAX:
                 raise ChaosFailed(
-                    f"nobody was answered for {PROGRESS_S_MAX:.0f} s after trouble with a {kind or 'server'}"
+                    f"no request was answered for {PROGRESS_S_MAX:.0f} s after a fault of a {kind or 'server'}"
                 )
             self._wait(0.005)
         if kind is not None:

@@ -155,7 +155,7 @@ class Servers:
 
     def __init__(self, folder: Path, options: list[str]) -> None:
         if not Path("/proc/self/stat").exists():
-            raise ChaosFailed("chaos needs a /proc to find processes in: run it on Linux")
+            raise ChaosFailed("chaos needs /proc to find processes: run it on Linux")
         self.folder, self.options = folder, options
         self.all: list[Server] = []
         self.current: Server | None = None  # the newest that serves

@@ -75,13 +75,13 @@ def judge_effects(
             count = counts.pop(place, 0)
             if asked.is_ok and count == 0:
                 verdict.lost[asked.request_id] = (
-                    f"{asked.request_id} was acknowledged, but its {what} {place} is not there"
+                    f"{asked.request_id} was acknowledged, but its {what} {place} is missing"
                 )
             elif count > 1:
                 verdict.duplicated[asked.request_id] = f"{asked.request_id} left its {what} {place} {count} times"
             elif not asked.is_ok and count:
                 verdict.violations.append(f"{asked.request_id} aborted, but its {what} {place} is there")
-    verdict.violations += [f"{what} {place} is there, and nobody left it" for place in counts]
+    verdict.violations += [f"{what} {place} is there, but no request left it" for place in counts]
 
 
 def judge_bank(history: Iterable[SentRequest]) -> Iterator[str]:
@@ -132,4 +132,7 @@ def judge_replies(history: list[SentRequest]) -> Iterator[str]:
                 if (reply.result, reply.failure) != (asked.result, asked.failure):
                     told = asked.failure or asked.result
                     right = reply.failure or reply.result
-                    yield f"{asked.request_id} (TID {asked.tid}) was answered {told!r}; a loop over the log: {right!r}"
+                    yield (
+                        f"{asked.request_id} (TID {asked.tid}) was answered {told!r}; "
+                        f"a loop over the log gives {right!r}"
+                    )

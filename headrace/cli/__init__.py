@@ -55,7 +55,7 @@ def version() -> None:
 
 @app.command()
 def demo(
-    calls: Annotated[int, typer.Option(min=1_000, help="How many transfers and bookings to run, at least.")] = 200_000,
+    calls: Annotated[int, typer.Option(min=1_000, help="The least number of transfers and bookings to run.")] = 200_000,
 ) -> None:
     """See it work: a Spark stream of transfers and bookings, SQL over what they change. Takes about a minute."""
     from headrace.cli.demo import run_demo
@@ -65,42 +65,52 @@ def demo(
 
 @app.command()
 def run(
-    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app is, as in examples.bank:app.")],
+    target: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app, as in examples.bank:app.")],
     port: Annotated[int, typer.Option(help="Port to serve HTTP on; 0 takes a free one.")] = PORT,
     host: Annotated[str, typer.Option(help="Address to bind. There is no authentication: keep it on loopback.")] = (
         "127.0.0.1"
     ),
-    workers: Annotated[int, typer.Option(min=1, help="Processes to run it on; 1 runs it in this one.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Number of worker processes; 1 runs the app in this process.")
+    ] = 1,
     mode: Annotated[Mode, typer.Option(help="How several workers run transactions.")] = Mode.AUTO,
     store: Annotated[
         str | None,
-        typer.Option(help="Where its log and snapshots are: a folder, or s3://bucket/prefix. Without one, in memory."),
+        typer.Option(
+            help="Where to keep the log and snapshots: a folder, or s3://bucket/prefix. By default, in memory only."
+        ),
     ] = None,
-    kafka: Annotated[str | None, typer.Option(help="Kafka brokers, as in broker:9092, to be served too.")] = None,
+    kafka: Annotated[
+        str | None, typer.Option(help="Also serve requests from these Kafka brokers, as in broker:9092.")
+    ] = None,
     requests: Annotated[
-        str | None, typer.Option(help="With --kafka: topics that requests come from, between commas; else requests.")
+        str | None,
+        typer.Option(help="With --kafka: comma-separated topics to read requests from; by default requests."),
     ] = None,
     replies: Annotated[
-        str | None, typer.Option(help="With --kafka: the topic that replies go to; else replies.")
+        str | None, typer.Option(help="With --kafka: the topic to write replies to; by default replies.")
     ] = None,
     kafka_config: Annotated[
-        str | None, typer.Option(help="With --kafka: a file of properties of Kafka's clients, for security and such.")
+        str | None,
+        typer.Option(help="With --kafka: a properties file for Kafka's clients, for security settings and the like."),
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="With --kafka: where Spark keeps how far it has come; else in the store.")
+        str | None, typer.Option(help="With --kafka: folder for Spark's checkpoint; by default in the store.")
     ] = None,
     master: Annotated[
         str | None, typer.Option(help="A Spark cluster that hosts the workers, as in spark://host:7077.")
     ] = None,
     conf: Annotated[
-        list[str] | None, typer.Option(help="A setting of Spark, as in spark.cores.max=8; may be repeated.")
+        list[str] | None, typer.Option(help="A Spark setting, as in spark.cores.max=8; may be repeated.")
     ] = None,
 ) -> None:
     """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""
     from headrace.cli.serve import FromKafka, OnSpark, serve
 
     if kafka is None and any(each is not None for each in (requests, replies, kafka_config, checkpoint)):
-        raise typer.BadParameter("topics, a checkpoint and settings of Kafka go with --kafka", param_hint="--kafka")
+        raise typer.BadParameter(
+            "--requests, --replies, --kafka-config and --checkpoint need --kafka", param_hint="--kafka"
+        )
     source = None
     if kafka is not None:
         source = FromKafka(
@@ -111,7 +121,7 @@ def run(
             checkpoint,
         )
     if conf and master is None:
-        raise typer.BadParameter("settings of Spark go with --master", param_hint="--conf")
+        raise typer.BadParameter("--conf needs --master", param_hint="--conf")
     on = None if master is None else OnSpark.parse(master, conf or [])
     serve(target, host, port, workers, mode.value, store, source, on)
 
@@ -125,8 +135,8 @@ def fix_hashes() -> None:
 
 @app.command()
 def rescale(
-    workers: Annotated[int, typer.Argument(min=1, help="How many there shall be.")],
-    url: Annotated[str, typer.Option(help="Where `headrace run` serves.")] = f"http://127.0.0.1:{PORT}",
+    workers: Annotated[int, typer.Argument(min=1, help="The new number of workers.")],
+    url: Annotated[str, typer.Option(help="URL of the running app.")] = f"http://127.0.0.1:{PORT}",
 ) -> None:
     """Change the number of workers of a running app, without stopping it. Exit code 2: it was refused."""
     from headrace.cli.serve import post
@@ -138,18 +148,22 @@ def rescale(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def call(
-    function: Annotated[str, typer.Argument(help="Which function, as in account.transfer.")],
-    key: Annotated[str, typer.Argument(help="Of which entity.")],
-    args: Annotated[list[str] | None, typer.Argument(help="Its arguments: JSON, or text where it is no JSON.")] = None,
-    url: Annotated[str, typer.Option(help="Where `headrace run` serves.")] = f"http://127.0.0.1:{PORT}",
-    request_id: Annotated[str | None, typer.Option(help="Asked again with the same id, it runs only once.")] = None,
+    function: Annotated[str, typer.Argument(help="The function, as in account.transfer.")],
+    key: Annotated[str, typer.Argument(help="The key of the entity.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(help="The arguments: JSON, or plain text if it is not valid JSON.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="URL of the running app.")] = f"http://127.0.0.1:{PORT}",
+    request_id: Annotated[
+        str | None, typer.Option(help="A call that is repeated with the same id runs only once.")
+    ] = None,
     int_key: Annotated[bool, typer.Option("--int-key", help="The key is a number.")] = False,
 ) -> None:
     """Call a function of a running app, and print the result. Exit code 1: it aborted; 2: it was refused."""
     from headrace.cli.serve import call as call_at
 
     if int_key and not key.removeprefix("-").isdecimal():
-        raise typer.BadParameter(f"{key!r} is no number", param_hint="KEY")
+        raise typer.BadParameter(f"{key!r} is not a number", param_hint="KEY")
     status, answer = call_at(url, function, int(key) if int_key else key, args or [], request_id)
     print(json.dumps(answer.get("result") if status == "ok" else answer))
     raise typer.Exit({"ok": 0, "aborted": 1}.get(status, 2))
@@ -157,13 +171,13 @@ def call(
 
 @app.command()
 def doctor(
-    install_java: Annotated[bool, typer.Option("--install-java", help="Get a Java if there is none.")] = False,
+    install_java: Annotated[bool, typer.Option("--install-java", help="Install a Java if there is none.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Do not start Spark.")] = False,
-    port: Annotated[int, typer.Option(help="The port that `headrace run` shall have.")] = PORT,
+    port: Annotated[int, typer.Option(help="The port that `headrace run` will use.")] = PORT,
     install_kafka: Annotated[
-        bool, typer.Option("--install-kafka", help="Get Spark's Kafka connector if it is not there.")
+        bool, typer.Option("--install-kafka", help="Install Spark's Kafka connector if it is missing.")
     ] = False,
-    warm: Annotated[bool, typer.Option("--warm", help="Let Spark start in 60% of the time from now on.")] = False,
+    warm: Annotated[bool, typer.Option("--warm", help="Make Spark start in 60% of the time from now on.")] = False,
 ) -> None:
     """Check Java, Spark, Kafka's connector, ports and disk: what is wrong, and how to mend it."""
     from headrace.cli.doctor import examine
@@ -173,14 +187,14 @@ def doctor(
 
 @app.command()
 def sim(
-    seed: Annotated[int | None, typer.Option(help="Repeat this one, and tell all about it.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many to run.")] = 100,
-    first: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 is one per core.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Run only this seed, and show all details.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds to run.")] = 100,
+    first: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Number of processes; 0 is one per core.")] = 0,
     programs: Annotated[
-        bool, typer.Option("--programs", help="Only large random programs on workers, without faults.")
+        bool, typer.Option("--programs", help="Run only large random programs on workers, without faults.")
     ] = False,
-    seconds: Annotated[float, typer.Option(min=1, help="With --programs: for how long.")] = 60,
+    seconds: Annotated[float, typer.Option(min=1, help="With --programs: how long to run.")] = 60,
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: print every effect.")] = False,
     shrink: Annotated[bool, typer.Option("--shrink", help="With --seed: find a smaller run that fails.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
@@ -198,11 +212,11 @@ def sim(
 
 @app.command()
 def chaos(
-    seconds: Annotated[float, typer.Option(min=1, help="How long there is trouble.")] = 60,
-    seed: Annotated[int | None, typer.Option(help="Of the troubles; their moments still differ.")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="How long to inject faults.")] = 60,
+    seed: Annotated[int | None, typer.Option(help="Seed of the faults; their timing still varies.")] = None,
     workers: Annotated[int, typer.Option(min=2, help="Worker processes.")] = 2,
     store: Annotated[
-        str | None, typer.Option(help="An empty folder or s3://...; by default a folder of its own.")
+        str | None, typer.Option(help="An empty folder or s3://...; by default a temporary folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:

@@ -13,7 +13,7 @@ bench = typer.Typer(help="Measure the engine on published workloads.", no_args_i
 
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 Save = Annotated[Path | None, typer.Option(help="Also write the JSON, with the machine, to this file.")]
-Where = Annotated[Path | None, typer.Option(help="A folder for the store: on the disk that shall be measured.")]
+Where = Annotated[Path | None, typer.Option(help="A folder for the store, on the disk to measure.")]
 
 
 @bench.command("ycsb")
@@ -22,14 +22,16 @@ def bench_ycsb(
     zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes; 1 is the engine in this process.")] = 1,
     transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and form.")] = 200_000,
-    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
-    durable: Annotated[bool, typer.Option("--durable", help="With a log on disk, against the same in memory.")] = False,
-    changes: Annotated[bool, typer.Option("--changes", help="With --durable: changes of accounts are logged.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the figures are medians.")] = 5,
+    durable: Annotated[bool, typer.Option("--durable", help="With a log on disk, compared with memory only.")] = False,
+    changes: Annotated[
+        bool, typer.Option("--changes", help="With --durable: also log the changes of accounts.")
+    ] = False,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="With --durable and --through: how long latency is measured.")
     ] = 10,
     through: Annotated[
-        str | None, typer.Option(help="'spark': as a stream, and the replies as a stream again.")
+        str | None, typer.Option(help="'spark': send the calls as a stream, and read the replies as a stream.")
     ] = None,
     where: Where = None,
     as_json: Json = False,
@@ -43,7 +45,7 @@ def bench_ycsb(
         from headrace.bench import through as streamed
 
         if through != "spark" or zipf or workers > 1:
-            raise typer.BadParameter("--through spark is all there is: uniform, and with one worker")
+            raise typer.BadParameter("--through takes only spark, with uniform keys and one worker")
         plan = streamed.Durations(seconds)
         with harness.progress("YCSB-T through Spark", total=plan.total()) as advance:
             result = streamed.through(keys, plan, where, advance)
@@ -89,7 +91,7 @@ def bench_epochs(
 def bench_hot(
     workers: Annotated[int, typer.Option(min=2, help="Worker processes.")] = 2,
     calls: Annotated[int, typer.Option(min=1, help="Orders per repeat.")] = 10_000,
-    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the figures are medians.")] = 5,
     as_json: Json = False,
     save: Save = None,
 ) -> None:
@@ -107,7 +109,7 @@ def bench_snapshots(
     entities: Annotated[int, typer.Option(min=2, help="Accounts.")] = 1_000_000,
     zipf: Annotated[float, typer.Option(min=0.0, max=0.9999, help="Skew of the creditor; 0 is uniform.")] = 0.0,
     transactions: Annotated[int, typer.Option(min=1, help="Transfers per repeat and side.")] = 400_000,
-    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the figures are medians.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long latency is measured.")] = 10,
     where: Where = None,
     as_json: Json = False,
@@ -126,7 +128,7 @@ def bench_snapshots(
 def bench_recovery(
     entities: Annotated[int, typer.Option(min=2, help="Accounts, in a snapshot.")] = 1_000_000,
     transactions: Annotated[int, typer.Option(min=1, help="Transfers in the log after it.")] = 100_000,
-    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the figures are medians.")] = 3,
     where: Where = None,
     as_json: Json = False,
     save: Save = None,
@@ -142,7 +144,7 @@ def bench_recovery(
 @bench.command("tables")
 def bench_tables(
     entities: Annotated[int, typer.Option(min=2, help="Accounts.")] = 1_000_000,
-    repeats: Annotated[int, typer.Option(min=1, help="The figures are medians of so many runs.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the figures are medians.")] = 5,
     where: Where = None,
     as_json: Json = False,
     save: Save = None,
@@ -157,7 +159,7 @@ def bench_tables(
 
 @bench.command("starts")
 def bench_starts(
-    starts: Annotated[int, typer.Option(min=1, help="How often a cluster is started.")] = 200,
+    starts: Annotated[int, typer.Option(min=1, help="How many times to start a cluster.")] = 200,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 3,
     as_json: Json = False,
     save: Save = None,

@@ -35,7 +35,7 @@ def run_chaos(seconds: float, seed: int | None, workers: int, store: str | None,
         if is_clean or not is_over:
             shutil.rmtree(folder, ignore_errors=True)
         else:
-            told.print(f"what the servers wrote and said is in {folder}", markup=False)
+            told.print(f"the servers' files and output are in {folder}", markup=False)
     if as_json:
         print(json.dumps(figures))
     else:
@@ -48,8 +48,8 @@ def show(figures: dict[str, Any]) -> None:
     trouble = ("worker_kills", "coordinator_kills", "pauses", "takeovers", "snapshots")
     out.print(f"seed        {figures['seed']}")
     counted = ", ".join(f"{figures[name]} {name}" for name in trouble).replace("_", " ")
-    out.print(f"troubles    {counted}")
-    out.print(f"answers     {figures['acknowledged']:,} acknowledged, after {figures['retries']:,} tries in vain")
+    out.print(f"faults      {counted}")
+    out.print(f"answers     {figures['acknowledged']:,} acknowledged, after {figures['retries']:,} retries")
     if figures["recovery_ms_median"] is not None:
         median, most = figures["recovery_ms_median"], figures["recovery_ms_max"]
         out.print(f"recovery    {median:,.0f} ms from a coordinator's death to the next answer (at most {most:,.0f})")

@@ -64,8 +64,8 @@ def run_demo(calls: int) -> None:
             runtime.client.map(travel.deposit, names, [(OPENING,)] * ACCOUNTS)
             out.print(f"{ACCOUNTS:,} accounts with {OPENING} each, {HOTELS} hotels with {ROOMS} rooms each.")
             out.print(
-                "Spark makes up transfers and bookings; every row is a transaction. Some abort: a guest is too poor, a "
-                "hotel is full. Then neither the room nor the money has moved.\n"
+                "Spark generates transfers and bookings; every row is a transaction. Some abort because a guest has "
+                "too little money or a hotel is full. Then neither the room nor the money moves.\n"
             )
             done = stream(out, spark, runtime, calls)
             conclude(out, spark, runtime, done)
@@ -102,7 +102,7 @@ def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
         running.processAllAvailable()
         display.show(runtime.metrics(), spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect())
         running.stop()
-    out.print(f"\n{done:,} transactions in {elapsed:.1f} s, Spark's warming up included.")
+    out.print(f"\n{done:,} transactions in {elapsed:.1f} s, including Spark's warm-up.")
     return done
 
 
@@ -139,7 +139,7 @@ def conclude(out: Console, spark: Any, runtime: Runtime, done: int) -> None:
     tables = spark.read.format("headrace.state")
     tables.option("operator", "account").load(runtime.store_url).createOrReplaceTempView("account")
     tables.option("operator", "hotel").load(runtime.store_url).createOrReplaceTempView("hotel")
-    out.print("\nThe final state, as tables of Spark's:")
+    out.print("\nThe final state, as Spark tables:")
     money = spark.sql("SELECT sum(value) FROM account").first()[0]
     free, sold, takings, hotels = spark.sql("SELECT sum(free), sum(sold), sum(takings), count(*) FROM hotel").first()
     all_money, all_rooms = ACCOUNTS * OPENING, hotels * ROOMS
@@ -151,12 +151,12 @@ def conclude(out: Console, spark: Any, runtime: Runtime, done: int) -> None:
     accounts = {row.key: row.value for row in spark.table("account").collect()}
     found = {row.key: (row.free, row.sold, row.takings) for row in spark.table("hotel").collect()}
     same = accounts == balances and found == rooms
-    out.print(f"A plain loop over the same {done:,} rows comes to the same accounts and hotels: {verdict(same)}\n")
+    out.print(f"A plain loop over the same {done:,} rows gives the same accounts and hotels: {verdict(same)}\n")
     command = "headrace" if shutil.which("headrace") else os.path.relpath(sys.argv[0])
     next_steps = {
         f"{command} run headrace.cli.travel:app": "serve this app over HTTP",
         f"{command} call account.deposit alice 100": "and call it from another window",
-        f"{command} bench ycsb --through spark": "how fast, against a loop in foreachBatch",
+        f"{command} bench ycsb --through spark": "measure the speed, compared with a loop in foreachBatch",
         "examples/pipeline.ipynb": "the same, step by step",
         "docs/tutorial.md": "write your own",
     }

@@ -34,7 +34,7 @@ def packages() -> str:
     if not versions["pyspark"].startswith("4.3."):
         raise Problem(f"pyspark {versions['pyspark']}: Headrace is made for 4.3; pip install 'pyspark==4.3.*'")
     if int(versions["pandas"].partition(".")[0]) >= 3:
-        raise Problem(f"pandas {versions['pandas']}: PySpark 4.3 needs one below 3; pip install 'pandas<3'")
+        raise Problem(f"pandas {versions['pandas']}: PySpark 4.3 needs pandas below 3; pip install 'pandas<3'")
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
@@ -56,7 +56,7 @@ def archive(warm: bool) -> str:
         raise MissingOptional(
             "Spark could start in 60% of the time: headrace doctor --warm (takes a minute, and 200 MB)"
         )
-    return f"Spark's classes are at hand in {class_archive.place(home)}"
+    return f"Spark's classes are archived in {class_archive.place(home)}"
 
 
 def kafka(install: bool) -> str:
@@ -65,7 +65,7 @@ def kafka(install: bool) -> str:
     found = connector.fetch() if install else connector.find()
     if found is None:
         raise MissingOptional(
-            f"Spark's connector is not there; headrace run --kafka needs it. To get it {connector.hint()}"
+            f"Spark's connector is missing; headrace run --kafka needs it. To install it, {connector.hint()}"
         )
     return f"Spark's connector {found.version} at {found.jars[0].parent if found.jars else connector.spark_jars()}"
 
@@ -87,7 +87,7 @@ def spark() -> str:
         raise Problem(
             f"Spark starts, but does not load its Kafka connector {found.version}: delete {connector.cache()}"
         )
-    return f"starts and counts{', and has its Kafka connector' if has_kafka else ''}"
+    return f"starts and runs a job{', and has its Kafka connector' if has_kafka else ''}"
 
 
 def port_free(port: int) -> str:
@@ -96,7 +96,9 @@ def port_free(port: int) -> str:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
-            raise Problem(f"port {port} is taken: stop what has it, or use headrace run --port N") from None
+            raise Problem(
+                f"port {port} is in use: stop the process that uses it, or use headrace run --port N"
+            ) from None
     return f"{port} is free"
 
 
@@ -104,7 +106,7 @@ def disk() -> str:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     if free < FREE_BYTES_MIN:
-        raise Problem(f"only {free >> 20} MiB free in {folder}: make room, or point TMPDIR elsewhere")
+        raise Problem(f"only {free >> 20} MiB free in {folder}: free some space, or set TMPDIR to another folder")
     return f"{free >> 30} GiB free in {folder}"
 
 
@@ -133,5 +135,5 @@ def examine(install_java: bool, quick: bool, port: int, install_kafka: bool = Fa
             out.print(f"[red]✗ {name:9}[/] {escape(str(error))}", markup=True)
         else:
             out.print(f"[green]✓ {name:9}[/] {found}")
-    out.print("All is well." if well else "Something needs mending: see the lines above.")
+    out.print("All checks passed." if well else "Some checks failed: see the lines above.")
     return well

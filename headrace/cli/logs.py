@@ -209,7 +209,7 @@ def repair_log(store: str, is_sure: bool, as_json: bool) -> bool:
         for name in (LOG, REPLIES):
             for text in examine(past.store, name).lines():
                 out.print(text, markup=False)
-        typer.confirm("Take the store over and cut away what is broken, and all after it?", abort=True)
+        typer.confirm("Take over the store and cut off the first broken record and everything after it?", abort=True)
     done = repair_store(past)
     if as_json:
         figures = {report.name: plain(report) for report in done.reports}
@@ -217,11 +217,11 @@ def repair_log(store: str, is_sure: bool, as_json: bool) -> bool:
         return True
     for report in done.reports:
         if report.lost:
-            out.print(f"{report.name}: records {report.lost[0]} to {report.lost[1]} were cut away", markup=False)
+            out.print(f"{report.name}: records {report.lost[0]} to {report.lost[1]} were cut off", markup=False)
         for file in report.saved:
             out.print(f"  kept as {file}", markup=False)
     if done.forgotten:
-        out.print(f"the replies of {done.forgotten} epochs are gone: their request ids are not known any more")
-    what = "everything is there" if done.has_changed else "there was nothing to repair: everything is there"
+        out.print(f"the replies of {done.forgotten} epochs are lost, and with them their request ids")
+    what = "the store is complete" if done.has_changed else "there was nothing to repair: the store is complete"
     out.print(f"{what} up to epoch {done.last_epoch}", style="green")
     return True

@@ -7,17 +7,17 @@ from typing import Annotated
 
 import typer
 
-log = typer.Typer(help="Look at the log of a store, check it, mend it.", no_args_is_help=True)
-snapshot = typer.Typer(help="Take a snapshot, and see which there are.", no_args_is_help=True)
-state = typer.Typer(help="Look at the state in a store, also at that of the past.", no_args_is_help=True)
+log = typer.Typer(help="Show, check and repair the log of a store.", no_args_is_help=True)
+snapshot = typer.Typer(help="Take and list snapshots.", no_args_is_help=True)
+state = typer.Typer(help="Show the state in a store, present or past.", no_args_is_help=True)
 
 Store = Annotated[str, typer.Option("--store", help="A folder, or s3://bucket/prefix.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs: JSON.")]
-Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="Where the app is, as in examples.bank:app.")]
-Epoch = Annotated[int | None, typer.Option(min=0, help="At the end of this epoch; by default the last one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Target = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The app, as in examples.bank:app.")]
+Epoch = Annotated[int | None, typer.Option(min=0, help="The state at the end of this epoch; by default the last one.")]
 AppOption = Annotated[
     str | None,
-    typer.Option("--app", metavar="MODULE:APP", help="With its code the log is run again up to the very epoch."),
+    typer.Option("--app", metavar="MODULE:APP", help="The app's code: replays the log up to exactly the epoch."),
 ]
 IntKey = Annotated[bool, typer.Option("--int-key", help="The key is a number.")]
 
@@ -27,8 +27,8 @@ def log_show(
     store: Store,
     first: Annotated[int | None, typer.Option(min=1, help="The first record; by default the oldest kept.")] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The last record; by default the newest.")] = None,
-    calls: Annotated[bool, typer.Option("--calls", help="Every call, with its key and arguments.")] = False,
-    replies: Annotated[bool, typer.Option("--replies", help="What was answered, instead.")] = False,
+    calls: Annotated[bool, typer.Option("--calls", help="Show every call, with its key and arguments.")] = False,
+    replies: Annotated[bool, typer.Option("--replies", help="Show the replies instead.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the records of the log, one line each."""
@@ -48,7 +48,7 @@ def log_verify(store: Store, as_json: Json = False) -> None:
 @log.command("repair")
 def log_repair(
     store: Store,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Cut a log before its first broken record. What follows is lost for the app; it is kept under broken/."""
@@ -59,7 +59,7 @@ def log_repair(
 
 @snapshot.command("now")
 def snapshot_now(
-    url: Annotated[str, typer.Option(help="Where `headrace run` serves.")] = "http://127.0.0.1:8090",
+    url: Annotated[str, typer.Option(help="URL of the running app.")] = "http://127.0.0.1:8090",
 ) -> None:
     """Have a running app take a snapshot, and wait until it is durable. Exit code 2: it was refused."""
     import json
@@ -82,7 +82,7 @@ def snapshot_list(store: Store, as_json: Json = False) -> None:
 @snapshot.command("show")
 def snapshot_show(
     store: Store,
-    epoch: Annotated[int | None, typer.Option(help="Of this epoch, or the newest before it.")] = None,
+    epoch: Annotated[int | None, typer.Option(help="The snapshot of this epoch, or the newest before it.")] = None,
     as_json: Json = False,
 ) -> None:
     """What a snapshot is made of. Reads and checks all of it."""
@@ -93,8 +93,8 @@ def snapshot_show(
 
 @state.command("get", context_settings={"ignore_unknown_options": True})
 def state_get(
-    operator: Annotated[str, typer.Argument(help="Of which operator.")],
-    key: Annotated[str, typer.Argument(help="Of which entity.")],
+    operator: Annotated[str, typer.Argument(help="The operator.")],
+    key: Annotated[str, typer.Argument(help="The key of the entity.")],
     store: Store,
     app: AppOption = None,
     epoch: Epoch = None,
@@ -105,18 +105,18 @@ def state_get(
     from headrace.cli.state_commands import get_state
 
     if int_key and not key.removeprefix("-").isdecimal():
-        raise typer.BadParameter(f"{key!r} is no number", param_hint="KEY")
+        raise typer.BadParameter(f"{key!r} is not a number", param_hint="KEY")
     is_there = get_state(store, app, epoch, operator, int(key) if int_key else key, as_json)
     raise typer.Exit(0 if is_there else 1)
 
 
 @state.command("scan")
 def state_scan(
-    operator: Annotated[str, typer.Argument(help="Of which operator.")],
+    operator: Annotated[str, typer.Argument(help="The operator.")],
     store: Store,
     app: AppOption = None,
     epoch: Epoch = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="So many entities at most.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Show at most this many entities.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print the state of all entities of an operator, by key."""
@@ -128,8 +128,8 @@ def state_scan(
 def restore(
     target: Target,
     store: Store,
-    epoch: Annotated[int, typer.Option(min=0, help="The last one that shall have happened.")],
-    into: Annotated[str, typer.Option(help="A new place: a folder that is empty or not there, or s3://...")],
+    epoch: Annotated[int, typer.Option(min=0, help="The last epoch to include.")],
+    into: Annotated[str, typer.Option(help="Where to make the new store: an empty or new folder, or s3://...")],
     as_json: Json = False,
 ) -> None:
     """Time travel: make a new store that goes on from the end of an epoch. The old one is left as it is."""
@@ -141,7 +141,9 @@ def restore(
 def verify(
     target: Target,
     store: Store,
-    first: Annotated[int | None, typer.Option(min=1, help="The first epoch; else after the newest snapshot.")] = None,
+    first: Annotated[
+        int | None, typer.Option(min=1, help="The first epoch; by default after the newest snapshot.")
+    ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The last epoch; by default the log's last.")] = None,
     twice: Annotated[bool, typer.Option("--twice", help="Also compare two replays with each other.")] = False,
     as_json: Json = False,

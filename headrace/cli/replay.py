@@ -36,7 +36,7 @@ def restore_into(target: str, store: str, epoch: int, into: str, as_json: bool) 
         print(in_json(made))
         return
     Console(highlight=False, soft_wrap=True).print(
-        f"{made['store']} goes on from the end of epoch {made['epoch']}, with {made['entities']:,} entities: "
+        f"{made['store']} continues from the end of epoch {made['epoch']}, with {made['entities']:,} entities: "
         f"headrace run {target} --store {into}",
         markup=False,
     )
@@ -136,7 +136,7 @@ def replay_elsewhere(target: str, store: str, first: int | None, last: int | Non
             number, outcomes = msgspec.json.decode(line, type=tuple[int, Outcomes])
             yield number, outcomes
     if process.returncode:
-        raise Stopped(f"the second replay ended with exit code {process.returncode}")
+        raise Stopped(f"the second replay failed with exit code {process.returncode}")
 
 
 def tell_outcomes(target: str, store: str, first: int | None, last: int | None) -> None:
@@ -150,26 +150,26 @@ def tell_outcomes(target: str, store: str, first: int | None, last: int | None) 
 def tell(result: dict[str, Any], past: StoreReader) -> None:
     out = Console(highlight=False, soft_wrap=True)
     if not result["epochs"]:
-        out.print(f"{past.store.url} has no epoch after its snapshot to run again", markup=False)
+        out.print(f"{past.store.url} has no epoch to replay after its snapshot", markup=False)
         return
     first, last = result["epochs"]
     out.print(
-        f"epochs {first} to {last} were run again: {result['transactions']:,} transactions; "
+        f"epochs {first} to {last} were replayed: {result['transactions']:,} transactions; "
         f"{result['compared_with_replies']} epochs compared with what was answered, "
         f"{result['compared_with_a_second_replay']} with a second replay",
         markup=False,
     )
     for text in result["other_code"][:SHOWN_MAX]:
-        out.print(f"other code logged them: {text}", markup=False, style="yellow")
+        out.print(f"logged by other code: {text}", markup=False, style="yellow")
     for each in result["differences"]:
         out.print(
-            f"{each['function']} of {each['key']} (TID {each['tid']}, epoch {each['epoch']}) gave {each['was']}, "
-            f"and now {each['now']}; {each['count']} such calls in all",
+            f"{each['function']} of {each['key']} (TID {each['tid']}, epoch {each['epoch']}) gave {each['was']}, and "
+            f"now gives {each['now']}; {each['count']} such calls in all",
             markup=False,
             style="red",
         )
     good = "every result is the same"
-    bad = "some functions depend on more than the log: give them ctx.random, ctx.now, ctx.uuid or ctx.call_external"
+    bad = "some functions depend on more than the log: use ctx.random, ctx.now, ctx.uuid or ctx.call_external in them"
     out.print(bad if result["differences"] else good, style="red" if result["differences"] else "green")
 
 

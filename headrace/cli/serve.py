@@ -57,7 +57,7 @@ class OnSpark:
         pairs = [setting.partition("=") for setting in settings]
         for name, equals, _ in pairs:
             if not (equals and name.startswith("spark.")):
-                raise BadRequest(f"--conf {name}: give a setting of Spark with its value, as in spark.cores.max=8")
+                raise BadRequest(f"--conf {name}: give a Spark setting with its value, as in spark.cores.max=8")
         return cls(master, {name: value for name, _, value in pairs})
 
     @property
@@ -86,17 +86,17 @@ def serve(
         listener.bind((host, port))
         listener.listen()
     except OSError as error:
-        raise BadRequest(f"cannot serve on {host}:{port}: {error.strerror}; choose another with --port") from None
+        raise BadRequest(f"cannot serve on {host}:{port}: {error.strerror}; choose another port with --port") from None
     url = f"http://{host}:{listener.getsockname()[1]}"
     if workers == 1 and mode == "ordered":
-        raise BadRequest("the ordered mode is for several workers: add --workers 2")
+        raise BadRequest("the ordered mode needs several workers: add --workers 2")
     with contextlib.ExitStack() as stack:
         stack.enter_context(listener)
         if kafka is not None and store is None:
             raise BadRequest("requests from Kafka go through a store: add --store, a folder or s3://bucket/prefix")
         is_hosted = on is not None and not on.is_local  # otherwise workers are processes beside Spark
         if on is not None and on.settings and kafka is None and not is_hosted:
-            raise BadRequest(f"--master {on.master} without --kafka starts no Spark: leave --conf out")
+            raise BadRequest(f"--master {on.master} without --kafka does not start Spark: remove --conf")
         spark = stack.enter_context(in_spark(kafka, on)) if kafka is not None or is_hosted else None
         pipeline = None if kafka is None else stack.enter_context(piped(kafka, str(store), spark))
         if is_hosted:
@@ -111,7 +111,10 @@ def serve(
             pipeline.start(runtime.metrics()["epochs"])
         explain(runtime, url, store)
         if kafka is not None:
-            print(f"Requests come from {kafka.requests} at {kafka.brokers}, replies go to {kafka.replies}.", flush=True)
+            print(
+                f"Reading requests from {kafka.requests} at {kafka.brokers}, writing replies to {kafka.replies}.",
+                flush=True,
+            )
         web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
         gc_settings.settle()
         server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
@@ -203,7 +206,7 @@ def call(
 def post(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The status and the answer of a request."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise BadRequest(f"{url!r} is no address; http://127.0.0.1:8090 would be one")
+        raise BadRequest(f"{url!r} is not a valid URL; give one such as http://127.0.0.1:8090")
     request = urllib.request.Request(
         url.rstrip("/") + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

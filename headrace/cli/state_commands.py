@@ -50,7 +50,9 @@ def show_snapshot(store: str, epoch: int | None, as_json: bool) -> None:
     past = StoreReader(store)
     loaded = past.snapshots.load(epoch)
     if loaded is None:
-        raise BadRequest(f"{past.store.url} has no snapshot yet: `headrace snapshot now` makes one of a running app")
+        raise BadRequest(
+            f"{past.store.url} has no snapshot yet: run `headrace snapshot now` while the app runs to take one"
+        )
     manifest = loaded.manifest
     layers: list[dict[str, Any]] = [
         {
@@ -69,7 +71,7 @@ def show_snapshot(store: str, epoch: int | None, as_json: bool) -> None:
         return
     out = Console(highlight=False, soft_wrap=True)
     out.print(f"{manifest.name}: epoch {manifest.epoch}, term {manifest.term}, {manifest.bytes:,} bytes", markup=False)
-    out.print(f"the log goes on with record {manifest.position}; code {manifest.fingerprint}", markup=False)
+    out.print(f"the log continues with record {manifest.position}; code {manifest.fingerprint}", markup=False)
     for operator, count in entities.items():
         out.print(f"  {count:,} entities of {operator}", markup=False)
     for layer in layers:
@@ -92,7 +94,7 @@ def tables_at(store: str, target: str | None, epoch: int | None) -> tuple[int, d
         return replay.epoch, replay.state()
     loaded = past.snapshots.load(epoch)
     if loaded is None:
-        raise BadRequest(f"{past.store.url} has no snapshot yet: with --app MODULE:APP its log is run again")
+        raise BadRequest(f"{past.store.url} has no snapshot yet: add --app MODULE:APP to replay its log")
     return loaded.manifest.epoch, loaded.tables
 
 
@@ -129,5 +131,5 @@ def scan_state(
     out = Console(highlight=False, soft_wrap=True)
     for key in shown_keys:
         out.print(f"{key!r}  {in_json(values.unseal(table[key]))}", markup=False)
-    more = "" if len(shown_keys) == len(keys) else f", {len(shown_keys):,} of them shown"
+    more = "" if len(shown_keys) == len(keys) else f", {len(shown_keys):,} of which are shown"
     Console(stderr=True, highlight=False).print(f"{len(keys):,} entities at the end of epoch {at}{more}", markup=False)

@@ -78,7 +78,7 @@ class Admission:
                 entry = self._find(function)
                 self.program.check_key(key, entry)
                 if type(args) is not tuple:
-                    raise BadArguments(f"the arguments of {entry.signature} are a tuple, not {shown(args)}")
+                    raise BadArguments(f"the arguments of {entry.signature} must be a tuple, not {shown(args)}")
                 if not entry.fits(args):
                     entry, args = entry.admit(args)
             except BadRequest as error:
@@ -93,13 +93,13 @@ class Admission:
     def _find(self, function: Any) -> Entry:
         entry = self.program.find(function)
         if entry.operator.name == RESERVED:
-            raise UnknownFunction(f"{entry.name} is Headrace's own and cannot be called")
+            raise UnknownFunction(f"{entry.name} is internal to Headrace and cannot be called")
         return entry
 
     def check_id(self, request_id: Any) -> None:
         limit = self.program.config.request_id_bytes_max
         if type(request_id) is not str or not request_id:
-            raise BadRequest(f"a request id is a str that is not empty, not {shown(request_id)}")
+            raise BadRequest(f"a request id must be a non-empty str, not {shown(request_id)}")
         try:
             size = len(request_id.encode())
         except UnicodeEncodeError:
@@ -111,7 +111,7 @@ class Admission:
 def take_apart(call: Any) -> tuple[Any, Any, Any] | BadRequest:
     if isinstance(call, tuple | list) and len(call) >= 2:
         return call[0], call[1], tuple(call[2:])
-    return BadRequest(f"a call is (function, key, *args), not {shown(call)}")
+    return BadRequest(f"a call must be (function, key, *args), not {shown(call)}")
 
 
 def failure_of(error: HeadraceError) -> Failure:

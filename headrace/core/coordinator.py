@@ -141,7 +141,10 @@ class Coordinator(Maintenance):
         if self.forced not in MODES:
             raise ConfigError(f"mode is {self.forced!r}; it must be one of {', '.join(MODES)}")
         if type(workers) is not int or not 1 <= workers <= self.config.shards:
-            raise ConfigError(f"{workers!r} workers for {self.config.shards} shards; at least 1, at most one per shard")
+            raise ConfigError(
+                f"{workers!r} workers for {self.config.shards} shards: there must be at least 1, and at most one per "
+                "shard"
+            )
         if self.forced == "serial" and workers > 1:
             raise ConfigError(f"the serial mode needs one worker that owns everything, not {workers}")
 
@@ -422,7 +425,7 @@ class Coordinator(Maintenance):
         difference = first_difference(epoch, before, now, range(min(known, stop)))
         if difference is not None:
             raise NotDeterministic(
-                f"{difference}: its functions depend on something else than their arguments and state"
+                f"{difference}: its functions depend on something other than their arguments and state"
             )
         if stop > known:
             epoch.results[known:] = results[known:stop]

@@ -139,6 +139,6 @@ def compare(epoch: Epoch, before: Outcome) -> None:
         difference = first_difference(epoch, before, (epoch.results, epoch.failures), range(epoch.final_rows))
         if difference is not None:
             raise NotDeterministic(
-                f"{difference}: its functions depend on something else than their arguments and state"
+                f"{difference}: its functions depend on something other than their arguments and state"
             )
         epoch.results, epoch.failures = before

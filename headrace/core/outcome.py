@@ -27,5 +27,5 @@ def first_difference(epoch: Epoch, before: Outcome, now: Outcome, rows: range) -
         entry = epoch.entries[row]
         was = f"aborted ({old.type}: {old.message})" if old is not None else f"answered {shown(before[0][row])}"
         gives = f"aborts ({new.type}: {new.message})" if new is not None else f"gives {shown(now[0][row])}"
-        return f"TID {epoch.tids[row]} ({entry.name} of {shown(epoch.keys[row])}) {was}, and run again {gives}"
+        return f"TID {epoch.tids[row]} ({entry.name} of {shown(epoch.keys[row])}) {was}, but a second run {gives}"
     return None

@@ -296,15 +296,17 @@ class Program:
         name = function.full_name if isinstance(function, Function) else function
         if type(name) is not str:
             what = getattr(function, "__name__", None) or shown(function)
-            raise UnknownFunction(f"{what} is not registered: give a registered function, or 'operator.function'")
+            raise UnknownFunction(
+                f"{what} is not registered: pass a registered function, or its name as 'operator.function'"
+            )
         of, _, member = name.partition(".")
         if of not in self.app.operators:
             known = ", ".join(self.app.operators) or "none"
             raise UnknownFunction(f"no operator {shown(of)} in app {self.app.name!r}; it has: {known}")
         if member in self.app.operators[of].functions:
             if name is not function and self.app.operators[of].functions[member] is not function:
-                raise UnknownFunction(f"{name} is a function of another app, not of app {self.app.name!r}")
-            raise UnknownFunction(f"{name} was registered after this runtime started: start it anew")
+                raise UnknownFunction(f"{name} belongs to another app, not to app {self.app.name!r}")
+            raise UnknownFunction(f"{name} was registered after this runtime started: restart the runtime")
         known = ", ".join(self.app.operators[of].functions) or "none"
         raise UnknownFunction(f"no function {shown(member)} on operator {of!r}; it has: {known}")
 

@@ -155,7 +155,9 @@ def check_hint(where: str, hint: Any) -> None:
     except msgspec.ValidationError:
         pass
     except TypeError as error:
-        raise ModelError(f"{where} has the type {hint_name(hint)}, which values cannot have: {error}") from None
+        raise ModelError(
+            f"{where} has the type {hint_name(hint)}, which is not supported for values: {error}"
+        ) from None
 
 
 def conforms(value: Any, hint: Any) -> bool:
@@ -187,7 +189,7 @@ def why(value: Any, hint: Any) -> str:
         same = msgspec.convert(value, hint, strict=True)
     except Exception as error:
         return f": {error}"
-    return f": it would have to be changed into {shown(same)}"
+    return f": it would have to be converted to {shown(same)}"
 
 
 def converted(value: Any, hint: Any) -> Any:

@@ -101,9 +101,11 @@ class SourceBatches:
 
 def gap(query: str, batch: int, last: int) -> StreamError:
     return StreamError(
-        f"query {query} sent batch {batch} where {last + 1} was due: its checkpoint belongs to another run of this "
+        f"query {query} sent batch {batch}, but {last + 1} was expected: its checkpoint belongs to another run of this "
         "app, whose state is gone. Start the query with a new checkpoint location"
     )
 
 
-EXPIRED = Failure(ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are past their retention")
+EXPIRED = Failure(
+    ReplyExpired.code, ReplyExpired.__name__, "the batch ran, but its replies are no longer kept (reply_retention_us)"
+)

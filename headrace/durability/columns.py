@@ -83,7 +83,7 @@ def split_keys(keys: Collection[Key]) -> Columns:
     kinds = set(map(type, keys))
     if not kinds <= KEY_TYPES:
         culprit = next(key for key in keys if type(key) not in KEY_TYPES)
-        raise BadKey(f"a key is a str, an int or bytes, not {shown(culprit)}")
+        raise BadKey(f"a key must be a str, an int or bytes, not {shown(culprit)}")
     return _split(keys, kinds)
 
 

@@ -25,8 +25,8 @@ def identity_of(store: Store) -> dict[str, Any] | None:
         others = store.list("")
         if others and not store.exists(IDENTITY):  # another process has not created it just now
             raise WrongStore(
-                f"{store.url} is not empty and has no {IDENTITY}, so it is no store of Headrace (it has {others[0]}): "
-                "give another place, or restore the file from a backup"
+                f"{store.url} is not empty and has no {IDENTITY}, so it is not a Headrace store (it has {others[0]}): "
+                "give another path, or restore the file from a backup"
             )
         return None
     try:
@@ -91,7 +91,7 @@ def read_fingerprint(store: Store, digest: str) -> Fingerprint:
         return Fingerprint.from_plain(read_checked(store, f"apps/{digest}.json"))
     except (ObjectMissing, ValueError) as error:
         raise AppChanged(
-            f"{store.url} was written by other code, and what that was is not known: apps/{digest}.json: {error}. "
+            f"{store.url} was written by other code, whose description cannot be read: apps/{digest}.json: {error}. "
             "Restore it from a backup"
         ) from None
 
@@ -110,10 +110,10 @@ def callable_of(app: App) -> dict[str, Any]:
 def check_identity(store: Store, identity: dict[str, Any], app: App, config: Config) -> None:
     if identity["app"] != app.name:
         raise WrongStore(
-            f"{store.url} belongs to app {identity['app']!r}, not to {app.name!r}: give each app a place of its own"
+            f"{store.url} belongs to app {identity['app']!r}, not to {app.name!r}: give each app its own store"
         )
     if identity["shards"] != config.shards:
         raise WrongStore(
-            f"{store.url} has {identity['shards']} shards, the configuration {config.shards}: their number is fixed "
-            f"once and for all; set shards={identity['shards']}"
+            f"{store.url} has {identity['shards']} shards, but the configuration has {config.shards}. The number is "
+            f"fixed when the store is created: set shards={identity['shards']}"
         )

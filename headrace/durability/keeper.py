@@ -116,7 +116,9 @@ class StoreWork:
             opened_store.marks = marks
             return [Saved(snapshot.epoch, self._oldest())]
         except StoreError as error:
-            LOG.warning("the snapshot of epoch %s failed, the next one will hold it too: %s", snapshot.epoch, error)
+            LOG.warning(
+                "the snapshot of epoch %s failed; the next one will include its changes: %s", snapshot.epoch, error
+            )
             return [SaveFailed(snapshot.epoch, error)]
 
     def _oldest(self) -> int:
@@ -132,14 +134,14 @@ class StoreWork:
         try:
             self.opened_store.snapshots.compact(self.opened_store.log.term, self.opened_store.fingerprint)
         except StoreError as error:
-            LOG.warning("compaction failed, and will be tried again: %s", error)
+            LOG.warning("compaction failed and will be retried: %s", error)
 
     def retire(self, epoch: int) -> None:
         """Called when the log says that snapshots before this epoch's are no longer used."""
         try:
             self.opened_store.retire(epoch)
         except StoreError as error:
-            LOG.warning("what is older than epoch %s could not all be deleted: %s", epoch, error)
+            LOG.warning("some data older than epoch %s could not be deleted: %s", epoch, error)
 
 
 class Keeper:

@@ -26,9 +26,9 @@ def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: A
         if hook is None:
             differences = "; ".join(old.differences(new)[:5])
             raise AppChanged(
-                f"{len(tables[name])} entities of operator {name!r} were written by other code ({differences}). Give "
-                f"it a migration, as in app.operator({name!r}, migrate=function), where function(key, old) returns the "
-                "new state, or None to remove the entity; records arrive as dicts of their fields"
+                f"{len(tables[name])} entities of operator {name!r} were written by other code ({differences}). Add a "
+                f"migration, as in app.operator({name!r}, migrate=function), where function(key, old) returns the new "
+                "state, or None to remove the entity; records arrive as dicts of their fields"
             )
         table = migrated[name] = {}
         for key, state in tables[name].items():

@@ -75,7 +75,7 @@ class OpenedStore:
             self.log.check()
             raise LogBroken(
                 f"{self.store.url}: replies were written in a later term than any in log/ ({error}): log/ was removed "
-                "or replaced. Bring it back from a backup"
+                "or replaced. Restore it from a backup"
             ) from None
 
     @property
@@ -119,7 +119,7 @@ class OpenedStore:
         last = max([epoch, *(logged.record.number for logged in records if isinstance(logged.record, Epoch))])
         if self.kept_epoch > last:
             raise LogBroken(
-                f"{self.store.url}: epoch {self.kept_epoch} was answered, and the log ends with epoch {last}: records "
+                f"{self.store.url}: epoch {self.kept_epoch} was answered, but the log ends with epoch {last}: records "
                 "were lost. Restore the log from a backup; `headrace log show` shows what is left"
             )
         self.loads = dict(meta.get("loads", {}))
@@ -141,7 +141,7 @@ class OpenedStore:
             return
         if self.changes.kept > last:
             raise LogBroken(
-                f"{self.store.url}: the changes of epoch {self.changes.kept} are kept, and the log ends with epoch "
+                f"{self.store.url}: the changes of epoch {self.changes.kept} are kept, but the log ends with epoch "
                 f"{last}: records were lost. Restore the log from a backup, or run `headrace log repair`"
             )
         self.changes.start(epoch, closed_us, self.watched, self.loads)
@@ -167,8 +167,8 @@ class OpenedStore:
         differences = read_fingerprint(self.store, logged.fingerprint).differences(self.app_fingerprint)
         raise AppChanged(
             f"epoch {logged.record.number} in {self.store.url} was logged by other code of app {self.app.name!r} "
-            f"({'; '.join(differences[:5])}), and no snapshot covers it. With the old code, run `headrace upgrade`: it "
-            "makes a snapshot at the log's end; then start the new code"
+            f"({'; '.join(differences[:5])}), and no snapshot covers it. Run `headrace upgrade` with the old code, "
+            "which makes a snapshot at the log's end; then start the new code"
         )
 
     def _replies(self, oldest: int, sources: dict[str, Any]) -> list[Epoch]:
@@ -182,8 +182,8 @@ class OpenedStore:
                 found.append(self.records.decode_replies(record.data))
         if first > oldest - self.epoch0:
             raise LogBroken(
-                f"{self.store.url}: replies of epochs {oldest} to {first + self.epoch0 - 1} are missing, and requests "
-                "that were answered by them could be run again. Bring replies/ back from a backup"
+                f"{self.store.url}: replies of epochs {oldest} to {first + self.epoch0 - 1} are missing, so requests "
+                "that they answered could run again. Restore replies/ from a backup"
             )
         if oldest - self.epoch0 <= last:
             for record in self.replies.read(oldest - self.epoch0):

@@ -51,10 +51,10 @@ class S3Store:
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         strange = [name for name in options if name not in _OPTIONS]
         if strange:
-            raise ConfigError(f"{url}: no option {strange[0]!r} of an S3 store, there are {', '.join(_OPTIONS)}")
+            raise ConfigError(f"{url}: an S3 store has no option {strange[0]!r}; its options are {', '.join(_OPTIONS)}")
         self.bucket, self.prefix = parts.netloc, parts.path.strip("/")
         if parts.scheme != "s3" or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]+", self.bucket) or parts.fragment:
-            raise ConfigError(f"{url} is no S3 store: write s3://bucket/prefix")
+            raise ConfigError(f"{url} is not an S3 store: write s3://bucket/prefix")
         if self.prefix:
             check_name(self.prefix)
         self.url = f"s3://{self.bucket}/{self.prefix}".rstrip("/")
@@ -136,10 +136,10 @@ class S3Store:
                     raise
 
     def append(self, name: str, data: bytes) -> None:
-        raise StoreError(f"{self.url}/{name}: objects of S3 cannot grow; create new ones")
+        raise StoreError(f"{self.url}/{name}: S3 objects cannot grow; create new ones")
 
     def sync(self, name: str) -> None:
-        raise StoreError(f"{self.url}/{name}: objects of S3 are durable as soon as they are there")
+        raise StoreError(f"{self.url}/{name}: S3 objects are durable as soon as they exist")
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -160,7 +160,9 @@ class S3Store:
                         raise
             time.sleep(pause)  # the answer was lost, or another create is in progress
             pause *= 2
-        raise StoreError(f"cannot create {self.url}/{name}: others create and delete it all the time. See who does")
+        raise StoreError(
+            f"cannot create {self.url}/{name}: other processes keep creating and deleting it. Find out which"
+        )
 
     def _mark_of(self, name: str) -> str | None:
         """The mark of the object: "" if it was not made by `create`, None if it does not exist."""
@@ -183,8 +185,8 @@ class S3Store:
                     obstore.delete(self._objects, probe)
             if not is_honest:
                 raise WrongStore(
-                    f"{self.url} overwrites objects although told not to (If-None-Match: *): two coordinators could"
-                    " both write the log there. Use a store with conditional puts (AWS S3, MinIO, R2, Ceph, ...)"
+                    f"{self.url} ignores conditional puts (If-None-Match: *) and overwrites objects: two coordinators "
+                    "could both write the log there. Use a store with conditional puts (AWS S3, MinIO, R2, Ceph, ...)"
                 )
             self._is_checked = True
 
@@ -201,9 +203,9 @@ class S3Store:
         if "NoSuchBucket" in text:
             return WrongStore(f"cannot {doing} {what}: there is no bucket {self.bucket!r} at {self._where}. Create it")
         if isinstance(error, FileNotFoundError):
-            return ObjectMissing(f"{what} is missing: bring it back from a copy, or check that {self.url} is right")
+            return ObjectMissing(f"{what} is missing: restore it from a backup, or check that {self.url} is right")
         if _status(error) == 507 or "StorageFull" in text or "QuotaExceeded" in text:
-            return StoreFull(f"cannot {doing} {what}: no room is left ({reason}). Free some space and start again")
+            return StoreFull(f"cannot {doing} {what}: no space is left ({reason}). Free some space and start again")
         if isinstance(error, exceptions.PermissionDeniedError):
             return StoreError(
                 f"cannot {doing} {what}: access denied. The policy must allow s3:GetObject, s3:PutObject,"
@@ -211,8 +213,8 @@ class S3Store:
             )
         if isinstance(error, exceptions.UnauthenticatedError) or "redential" in text or "169.254.169.254" in text:
             return StoreError(
-                f"cannot {doing} {what}: no credentials, or bad ones. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY,"
-                f" or AWS_PROFILE ({reason})"
+                f"cannot {doing} {what}: credentials are missing or wrong. Set AWS_ACCESS_KEY_ID and "
+                f"AWS_SECRET_ACCESS_KEY, or AWS_PROFILE ({reason})"
             )
         return StoreError(
             f"cannot {doing} {what}: {reason}. Check that {self._where} can be reached from here, then start again"
@@ -241,7 +243,7 @@ def _environment_endpoint() -> str:
 def _may_use_http(url: str, endpoint: str, allowed: str) -> bool:
     """Plain http is allowed for a server on this machine, and elsewhere only if the url says so."""
     if allowed not in ("", "true", "false"):
-        raise ConfigError(f"{url}: allow_http is true or false")
+        raise ConfigError(f"{url}: allow_http must be true or false")
     if not endpoint:
         return False
     parts = urlsplit(endpoint)
@@ -251,7 +253,7 @@ def _may_use_http(url: str, endpoint: str, allowed: str) -> bool:
         return False
     if allowed == "true" or (allowed == "" and _is_loopback(parts.hostname)):
         return True
-    raise ConfigError(f"{url}: {endpoint} is not encrypted. Use https, or say allow_http=true if you trust the network")
+    raise ConfigError(f"{url}: {endpoint} is not encrypted. Use https, or add allow_http=true if you trust the network")
 
 
 def _is_loopback(host: str) -> bool:
@@ -296,5 +298,7 @@ def _profile() -> dict[str, str]:
         if parser.has_section(section):
             found.update(parser.items(section))
     if chosen and not found:
-        raise ConfigError(f"AWS_PROFILE is {chosen!r}, and neither ~/.aws/config nor ~/.aws/credentials has it")
+        raise ConfigError(
+            f"AWS_PROFILE is {chosen!r}, but neither ~/.aws/config nor ~/.aws/credentials has that profile"
+        )
     return found

@@ -80,7 +80,7 @@ def open_store(where: str | Path) -> Store:
         return S3Store(text)
     scheme, mark, _ = text.partition("://")
     if mark:
-        raise ConfigError(f"no store of this kind: {scheme}:// (use a directory's path, or s3://bucket/prefix)")
+        raise ConfigError(f"unknown kind of store: {scheme}:// (give the path of a directory, or s3://bucket/prefix)")
     return DirectoryStore(where)
 
 
@@ -94,7 +94,9 @@ def check_name(name: str) -> str:
     """Refuses names that could leave the store or hide in it: empty parts, "..", leading dots, unusual characters."""
     for part in name.split("/"):
         if not _PART.fullmatch(part) or len(part) > NAME_BYTES_MAX:
-            raise StoreError(f"{name!r} is no name for an object: letters, digits and _.=+@- in parts between slashes")
+            raise StoreError(
+                f"{name!r} is not a valid object name: use letters, digits and _.=+@- in parts between slashes"
+            )
     return name
 
 
@@ -222,7 +224,7 @@ class DirectoryStore:
         with self._lock:  # else another thread could close the file before we use it
             if name in self._failed:
                 raise StoreError(
-                    f"{self._path(name)} was not synced ({self._failed[name]}): what it holds now is uncertain"
+                    f"{self._path(name)} was not synced ({self._failed[name]}): its contents are uncertain"
                 )
             file = self._files.get(name)
             if file is None:
@@ -289,7 +291,7 @@ class DirectoryStore:
         reason = error.strerror or str(error)
         if isinstance(error, FileNotFoundError | NotADirectoryError) and doing in ("read", "append to", "sync"):
             return ObjectMissing(
-                f"{path} is missing: bring it back from a backup, or check that {self.url} is the right store"
+                f"{path} is missing: restore it from a backup, or check that {self.url} is the right store"
             )
         if error.errno in _FULL:
             return StoreFull(
@@ -297,7 +299,7 @@ class DirectoryStore:
             )
         if error.errno in _FORBIDDEN:
             return StoreError(
-                f"cannot {doing} {path}: {reason}. Give this user the right to write in {self.url} and start again"
+                f"cannot {doing} {path}: {reason}. Give this user write permission for {self.url} and start again"
             )
         return StoreError(
             f"cannot {doing} {path}: {reason}. Check the disk and the mount of {self.url}, then start again"

@@ -49,7 +49,9 @@ class App:
 
     def __init__(self, name: str) -> None:
         if type(name) is not str or not NAME.match(name):
-            raise ModelError(f"{name!r} cannot name an app: letters, digits and _ can, not starting with a digit")
+            raise ModelError(
+                f"{name!r} is not a valid name for an app: use letters, digits and _, not starting with a digit"
+            )
         self.name = name
         self.operators: dict[str, Operator] = {}
         self.externals: dict[str, External] = {}
@@ -75,7 +77,7 @@ class App:
         if name in self.operators:
             raise ModelError(f"operator {name} is defined twice in app {self.name}")
         if name == RESERVED:
-            raise ModelError(f"the operator {RESERVED!r} is Headrace's own: choose another name")
+            raise ModelError(f"the operator name {RESERVED!r} is reserved: choose another name")
         operator = self.operators[name] = Operator(
             name, state=state, combine=combine, partition_by=partition_by, ttl=ttl, migrate=migrate, changes=changes
         )
@@ -88,13 +90,11 @@ class App:
         `ctx.send_external`. It runs in a thread beside the coordinator. Each try may take `timeout` seconds; between
         two tries it waits, `backoff` seconds at first and twice as long each time."""
         if not NAME.match(name) or name in self.externals:
-            raise ModelError(f"{name!r} cannot name an external function: it is taken, or no plain name")
+            raise ModelError(f"{name!r} cannot name an external function: it is already used, or not a plain name")
         if not callable(function):
             raise ModelError(f"the external {name} is {function!r}; it must be a function")
         if timeout <= 0 or tries < 1 or backoff < 0:
-            raise ModelError(
-                f"the external {name}: a timeout is above 0, tries are at least 1, a backoff is not below 0"
-            )
+            raise ModelError(f"the external {name}: timeout must be above 0, tries at least 1, and backoff not below 0")
         external = self.externals[name] = External(name, function, timeout, tries, backoff)
         return external
 
@@ -110,7 +110,7 @@ class App:
         missed because the app was not running, it is called once. `name` identifies the schedule, also in the next
         version."""
         if not isinstance(function, Function):
-            raise ModelError(f"every calls a registered function, not {function!r}")
+            raise ModelError(f"app.every takes a registered function, not {function!r}")
         name = name or function.name
         if name in self.schedules:
             raise ModelError(f"app {self.name} has two schedules named {name}: give one of them another name=")

@@ -22,7 +22,9 @@ class Cron:
         self.text = text
         fields = text.split()
         if len(fields) != len(FIELDS):
-            raise ModelError(f"the schedule {text!r} has {len(fields)} fields; minute hour day month weekday are five")
+            raise ModelError(
+                f"the schedule {text!r} has {len(fields)} fields; it must have five: minute hour day month weekday"
+            )
         sets = [frozenset(self._field(field, *limits)) for field, limits in zip(fields, FIELDS, strict=True)]
         self.minutes, self.hours, self.days, self.months, weekdays = sets
         self.weekdays = frozenset(day % 7 for day in weekdays)
@@ -40,9 +42,11 @@ class Cron:
                     stop = high
                 stride = int(step) if slash else 1
             except ValueError:
-                raise ModelError(f"the schedule {self.text!r}: {part!r} is no {name}") from None
+                raise ModelError(f"the schedule {self.text!r}: {part!r} is not a valid {name}") from None
             if not low <= start <= stop <= high or stride < 1:
-                raise ModelError(f"the schedule {self.text!r}: {part!r} is no {name}; it is {low} to {high}")
+                raise ModelError(
+                    f"the schedule {self.text!r}: {part!r} is not a valid {name}; it must be {low} to {high}"
+                )
             yield from range(start, stop + 1, stride)
 
     def _is_day(self, day: datetime.datetime) -> bool:
@@ -86,7 +90,7 @@ class Interval:
 
     def __init__(self, every_us: int) -> None:
         if every_us < SECOND_US // 1_000:
-            raise ModelError("a schedule is due at most every millisecond")
+            raise ModelError("a schedule cannot be due more often than every millisecond")
         self.every_us, self.text = every_us, f"every {every_us} us"
 
     def after(self, at_us: int) -> int:
@@ -113,9 +117,9 @@ def duration_us(given: object, what: str) -> int:
     else:
         raise ModelError(f"{what} takes a timedelta or seconds, not {shown(given)}")
     if us >= 10**18:
-        raise ModelError(f"{what} takes no time above {10**12} seconds, as {shown(given)}")
+        raise ModelError(f"{what} takes at most {10**12} seconds, not {shown(given)}")
     if us < 0:
-        raise ModelError(f"{what} takes no time below 0, as {shown(given)}")
+        raise ModelError(f"{what} takes no negative time, but got {shown(given)}")
     return us
 
 

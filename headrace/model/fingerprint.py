@@ -163,7 +163,7 @@ def in_type(old: TypePrint, new: TypePrint) -> list[str]:
         if name in after and after[name] != kind:
             found.append(f"field {name} is {after[name]}, it was {kind}")
     if not found and old.fields != new.fields:
-        found.append("its fields stand in another order")
+        found.append("its fields are in another order")
     if old.code != new.code:
         found.append("its code changed")
     return found

@@ -36,17 +36,21 @@ class Function:
     def _parameters(self, body: Body) -> tuple[inspect.Parameter, ...]:
         """The parameters that a caller passes, without the context."""
         if not NAME.match(self.name):
-            raise ModelError(f"{self.full_name}: a function needs a plain name to be called by")
+            raise ModelError(f"{self.full_name}: a function needs a plain name, so that it can be called")
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
-            raise ModelError(f"{self.full_name} yields; a function returns its result")
+            raise ModelError(f"{self.full_name} yields; a function must return its result")
         parameters = list(inspect.signature(body).parameters.values())
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if not parameters or parameters[0].kind not in positional:
-            raise ModelError(f"{self.full_name}: its first parameter is the context, as in def {self.name}(ctx, ...)")
+            raise ModelError(
+                f"{self.full_name}: its first parameter must be the context, as in def {self.name}(ctx, ...)"
+            )
         for parameter in parameters[1:]:
             named_only = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
             if named_only or parameter.kind is parameter.VAR_KEYWORD:
-                raise ModelError(f"{self.full_name}: arguments travel by position, so {parameter} cannot be given")
+                raise ModelError(
+                    f"{self.full_name}: arguments are passed by position, so {parameter} could never be given"
+                )
         return tuple(parameter for parameter in parameters[1:] if parameter.kind is not parameter.KEYWORD_ONLY)
 
 
@@ -70,15 +74,17 @@ class Operator:
         changes: bool = False,
     ) -> None:
         if type(name) is not str or not NAME.match(name):
-            raise ModelError(f"{name!r} cannot name an operator: letters, digits and _ can, not starting with a digit")
+            raise ModelError(
+                f"{name!r} is not a valid name for an operator: use letters, digits and _, not starting with a digit"
+            )
         for given, what in ((combine, "combine"), (partition_by, "partition_by"), (migrate, "migrate")):
             if given is not None and not callable(given):
                 raise ModelError(f"operator {name}: {what} is {given!r}; it must be a function")
         if type(changes) is not bool:
-            raise ModelError(f"operator {name}: changes is {changes!r}; it is True or False")
+            raise ModelError(f"operator {name}: changes is {changes!r}; it must be True or False")
         self.ttl_us = None if ttl is None else duration_us(ttl, f"operator {name}: ttl")
         if self.ttl_us == 0:
-            raise ModelError(f"operator {name}: with a ttl of 0 nothing would ever be there")
+            raise ModelError(f"operator {name}: with a ttl of 0 no state would ever be visible")
         self.name, self.state, self.combine, self.partition_by = name, state, combine, partition_by
         self.migrate = migrate  # from the state of an older version of the app
         self.changes = changes  # whether what epochs change is logged; it does not affect results
@@ -91,7 +97,7 @@ class Operator:
             raise ModelError(f"operator {self.name}: {body!r} is not a function; register takes a def or an async def")
         function = Function(self, body)
         if function.name == headrace_expire.__name__:
-            raise ModelError(f"{function.full_name}: this name is Headrace's own")
+            raise ModelError(f"{function.full_name}: this name is reserved")
         if function.name in self.functions:
             raise ModelError(f"{function.full_name} is registered twice")
         self.functions[function.name] = function

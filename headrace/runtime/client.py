@@ -137,7 +137,7 @@ class Client(ABC):
         if given is None:
             return self.new_id()
         if type(given) is not str:
-            raise BadRequest(f"a request id is a str, not {shown(given)}")
+            raise BadRequest(f"a request id must be a str, not {shown(given)}")
         return given
 
     def new_id(self) -> str:

@@ -64,7 +64,7 @@ class Cluster(Driver):
     ) -> None:
         if os.environ.get(MARK) == str(os.getpid()):
             raise ModelError(
-                'a worker would start a cluster itself: put what starts it under if __name__ == "__main__"'
+                'a worker would start its own cluster: put the code that starts it under if __name__ == "__main__"'
             )
         if not isinstance(app, App | str):
             raise ModelError(f"Cluster takes an App or its name, not {shown(app)}")
@@ -323,7 +323,7 @@ class Cluster(Driver):
         self._deaths = 0 if is_new else self._deaths + 1
         self._done_at_death, self._died_s = done, now_s
         if self._deaths >= DEATHS_MAX:
-            raise Stopped(f"workers died {DEATHS_MAX} times and nothing got done; the last: {why}, exit code {code}")
+            raise Stopped(f"workers died {DEATHS_MAX} times without any progress; the last: {why}, exit code {code}")
         for other in list(self._workers.values()):
             if worker.lost_with(other):  # replace it now: the loss starts a new term anyway
                 self._start(other.number)

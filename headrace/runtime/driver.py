@@ -112,7 +112,7 @@ class Driver(ABC):
         if batch.source is not None:
             limit = max(limit, rows)  # it cannot be split: it waits until nothing else is pending
         if rows > limit:
-            raise TooLarge(f"a batch of {rows} calls is over the limit of {limit} pending ones: send smaller batches")
+            raise TooLarge(f"a batch of {rows} calls exceeds the limit of {limit} pending calls: send smaller batches")
         if batch.source is None and 0 < self.config.request_ids_max < rows:
             kept = self.config.request_ids_max
             raise TooLarge(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
@@ -143,7 +143,7 @@ class Driver(ABC):
     def snapshot(self) -> dict[str, Any]:
         """Make a snapshot now. Returns its epoch."""
         if self._keeper is None:
-            raise BadRequest("this app has no store, so it has no snapshots: start it with --store")
+            raise BadRequest("this app has no store, so it cannot take snapshots: start it with --store")
         return {"epoch": self._ask(TakeSnapshot)}
 
     def drain(self, timeout_s: float = PATIENCE_S_MAX) -> None:
@@ -172,7 +172,9 @@ class Driver(ABC):
 
     def rescale(self, workers: int) -> int:
         """Change the number of workers, between two epochs. Returns how many shards moved."""
-        raise BadRequest("this app runs in one process and cannot be rescaled: start it with --workers 2, or a Cluster")
+        raise BadRequest(
+            "this app runs in one process and cannot be rescaled: start it with --workers 2, or use a Cluster"
+        )
 
     def close(self) -> None:
         """Finish what was submitted, then stop."""
@@ -233,7 +235,7 @@ class Driver(ABC):
 
     def _carry_out(self, effect: Any) -> None:
         """Carry out an effect that only this kind of runtime has."""
-        raise AssertionError(f"nobody carries out {effect!r}")
+        raise AssertionError(f"unknown effect: {effect!r}")
 
     def _journal_metrics(self) -> dict[str, Any]:
         journal = self.engine.journal
@@ -399,7 +401,7 @@ class LocalClient(Client):
         if len(keys) != len(args):
             raise BadRequest(f"{len(keys)} keys, but arguments for {len(args)}")
         if not set(map(type, args)) <= {tuple}:
-            raise BadRequest("args is a list of tuples, one for each key")
+            raise BadRequest("args must be a list of tuples, one for each key")
         return self._send(
             self._runtime.admission.admit_columns(ids, function, list(keys), list(args)), wait=True
         ).result()

@@ -58,7 +58,9 @@ class Externals:
     def _respond(self, effect: Perform) -> Responded:
         external = self.app.externals.get(effect.name)
         if external is None:
-            return Responded(effect.call, None, f"app {self.app.name!r} has no external {effect.name!r} any more")
+            return Responded(
+                effect.call, None, f"app {self.app.name!r} no longer has an external function {effect.name!r}"
+            )
         why = ""
         for attempt in range(external.tries):
             if attempt and self._closed.wait(external.backoff_s * 2 ** (attempt - 1)):
@@ -67,7 +69,7 @@ class Externals:
             if isinstance(outcome, Responded):
                 return outcome._replace(call=effect.call)
             why = outcome
-        return Responded(effect.call, None, f"{external.name}: {why}, after {external.tries} tries")
+        return Responded(effect.call, None, f"{external.name}: {why}, after {external.tries} attempts")
 
     def _try(self, external: External, key: str, args: tuple[Any, ...]) -> Responded | str:
         """One call, in its own thread. A call that does not return in time is abandoned."""

@@ -72,9 +72,7 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
     async def turn_away_strangers(request: Request, go_on: Any) -> Response:
         origin = request.headers.get("origin")
         if request.url.hostname not in hosts or (origin and urllib.parse.urlsplit(origin).netloc != request.url.netloc):
-            return await refuse(
-                request, Forbidden(f"this Headrace answers only as {', '.join(hosts)}, and to no web page")
-            )
+            return await refuse(request, Forbidden(f"host or origin not allowed; allowed hosts: {', '.join(hosts)}"))
         response: Response = await go_on(request)
         return response
 
@@ -92,13 +90,13 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
     async def calls(request: Request) -> Response:
         message = codec.decode(await body_of(request))
         if not isinstance(message, Calls):
-            raise BadMessage(f"a {type(message).__name__} is no request")
+            raise BadMessage(f"a {type(message).__name__} is not a request")
         sizes = {len(message.functions), len(message.keys), len(message.args)}
         if len(sizes) > 1 or (isinstance(message.ids, list) and {len(message.ids)} != sizes):
             raise BadMessage("the columns of the message differ in length")
         arguments = [program.values.decode(args) for args in message.args]
         if not set(map(type, arguments)) <= {tuple}:
-            raise BadMessage("the arguments of a call are a tuple")
+            raise BadMessage("the arguments of a call must be a tuple")
         rows = zip(message.functions, message.keys, arguments, strict=True)
         batch = [(function, key, *args) for function, key, args in rows]
         replies = await asyncio.wrap_future(runtime.client.submit(message.ids, batch, wait=False))
@@ -114,7 +112,7 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
     async def state(operator: str, key: str, int_key: bool = False) -> Response:
         missing = object()
         if int_key and (not key.removeprefix("-").isdecimal() or len(key) > 20):
-            raise BadKey(f"{key[:60]!r} is no number of 64 bits")
+            raise BadKey(f"{key[:60]!r} is not a 64-bit integer")
         found = await asyncio.to_thread(runtime.get, operator, int(key) if int_key else key, missing)
         return json({"state": None if found is missing else found, "exists": found is not missing})
 

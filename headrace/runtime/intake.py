@@ -98,7 +98,7 @@ class InboxReader:
             self._submitted.pop(source[0], None)
             self._check()
             refuse(self.store, source, str(error))
-            LOG.warning("batch %s of query %s is refused: %s", source[1], source[0], error)
+            LOG.warning("batch %s of query %s was refused: %s", source[1], source[0], error)
 
     def _take(self, source: Source, done: Callable[[Source, Future[Any]], None]) -> None:
         query, number = source
@@ -143,7 +143,7 @@ class InboxReader:
     def _hold(self, source: Source, error: Exception) -> None:
         self._check()
         query, number = source
-        hold(self.store, source, f"batch {number} of query {query} waits in {self.store.url}, and is held: {error}")
+        hold(self.store, source, f"batch {number} of query {query} in {self.store.url} is blocked: {error}")
         self._unreadable.add(source)
         LOG.error("batch %s of query %s cannot be taken: %s", number, query, error)
 
@@ -205,4 +205,4 @@ class Intake:
         except Stopped:
             self._is_accepting = False
         except StoreError as error:
-            LOG.warning("the inbox of %s cannot be used, and will be tried again: %s", self.reader.store.url, error)
+            LOG.warning("the inbox of %s cannot be used; will try again: %s", self.reader.store.url, error)

@@ -18,7 +18,7 @@ MAIN_ELSEWHERE = "__headrace_main__"  # a script's module in a worker: not "__ma
 def parse(target: str) -> AppTarget:
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        raise ModelError(f"{target!r} names no app: give module:attribute, as in examples.bank:app")
+        raise ModelError(f"{target!r} does not name an app: give module:attribute, as in examples.bank:app")
     return AppTarget(attribute, module_name)
 
 
@@ -30,9 +30,9 @@ def load(target: str | AppTarget) -> App:
     found = getattr(module, target.attribute, None)
     if not isinstance(found, App):
         apps = [name for name, value in vars(module).items() if isinstance(value, App)]
-        known = f"it has: {', '.join(apps)}" if apps else "it has no App at all"
+        known = f"it has: {', '.join(apps)}" if apps else "there is no App in it"
         where = f"script {target.script!r}" if target.script else f"module {target.module!r}"
-        raise ModelError(f"{target.attribute!r} in {where} is no App; {known}")
+        raise ModelError(f"{target.attribute!r} in {where} is not an App; {known}")
     return found
 
 
@@ -44,7 +44,7 @@ def import_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module exists, but something that it imports does not
-        raise ModelError(f"no module {name!r} here; run it from the folder that holds it") from None
+        raise ModelError(f"no module {name!r} found; run this from the folder that contains it") from None
 
 
 def run_script(path: str) -> ModuleType:

@@ -171,12 +171,12 @@ class WorkerPipe:
             self._wait(select.POLLIN)
             data = self._end.recv(CHUNK_BYTES)
             if not data:
-                raise BadMessage("the line went dead before the first message")
+                raise BadMessage("the connection closed before the first message")
             self._received += data
         line, _, self._received = self._received.partition(b"\n")
         message = self._decoder.decode(line)
         if not isinstance(message, kind):
-            raise BadMessage(f"a {type(message).__name__} came where a {kind.__name__} was due")
+            raise BadMessage(f"a {type(message).__name__} came where a {kind.__name__} was expected")
         return message
 
     def can_receive(self, patience_s: float = 0.0) -> bool:

@@ -33,7 +33,7 @@ class RemoteClient(Client):
         super().__init__()
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
-            raise BadRequest(f"{url!r} is no address; http://127.0.0.1:8090 would be one")
+            raise BadRequest(f"{url!r} is not a valid URL; give one such as http://127.0.0.1:8090")
         self._url, self._host, self._port, self._timeout_s = url, parts.hostname, parts.port or 80, timeout_s
         self._values = Values(app.records() if app else ())
         self._pool = ThreadPoolExecutor(connections, thread_name_prefix="headrace-client")
@@ -65,7 +65,7 @@ class RemoteClient(Client):
         function, key, args = apart
         name = function.full_name if isinstance(function, Function) else function
         if type(name) is not str:
-            raise UnknownFunction(f"{shown(function)} is no registered function, nor the name of one")
+            raise UnknownFunction(f"{shown(function)} is not a registered function, nor the name of one")
         check_key(key, Config().key_bytes_max)
         return name, key, self._values.encode(args)
 

@@ -114,8 +114,8 @@ class WorkerNode:
             )
         if fingerprint(app).digest != job.fingerprint:
             raise ModelError(
-                f"the code of {job.target} is not what the cluster was started with: it was changed since, and a "
-                "worker that starts now would run other functions than the rest. Start the whole cluster again"
+                f"the code of {job.target} is not what the cluster was started with: it has changed since, and a "
+                "worker that starts now would run different functions from the others. Restart the whole cluster"
             )
         self._pipe, self._clock = pipe, clock or system_clock()
         self.worker = Worker(app, config, job.number)
@@ -169,7 +169,10 @@ class WorkerNode:
         assert self._store is not None
         store = open_store(self._store)
         if identity_of(store) is None:
-            raise WrongStore(f"a worker finds nothing at {self._store}, where the coordinator has its store")
+            raise WrongStore(
+                f"a worker finds no store at {self._store}, where the coordinator's store is: give a path that all "
+                "processes see"
+            )
         return BatchCache(store, self.worker.like)
 
     def read_pipe(self) -> None:

@@ -54,7 +54,7 @@ def check_record(
     if found != expected:
         differing = sorted((e for e in {*found, *expected} if found.get(e) != expected.get(e)), key=repr)
         texts = [f"{e}: {found.get(e)!r}, not {expected.get(e)!r}" for e in differing[:4]]
-        return [f"{where} are not what the reference has: {'; '.join(texts)}"]
+        return [f"{where} differ from the reference: {'; '.join(texts)}"]
     return []
 
 

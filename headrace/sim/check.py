@@ -74,7 +74,7 @@ class Reference:
             if each.request_id in seen:
                 log.wrong.append(f"{each.request_id} is in the log as TID {seen[each.request_id]} and {each.tid}")
             elif row is None:
-                log.wrong.append(f"TID {each.tid} in the log is {each.request_id!r}, which nobody asked")
+                log.wrong.append(f"TID {each.tid} in the log is {each.request_id!r}, which no client sent")
             elif (row.tid, row.epoch) != (each.tid, each.epoch.number):
                 place = f"TID {row.tid} of epoch {row.epoch}, in the log it is {each.tid} of {each.epoch.number}"
                 log.wrong.append(f"{each.request_id} was {row.status} as {place}")
@@ -84,7 +84,7 @@ class Reference:
             seen[each.request_id] = each.tid
         lost = [row.request_id for row in history.rows.values() if row.tid is not None and row.request_id not in seen]
         if lost:
-            log.wrong.append(f"acknowledged, and not in the log: {lost}")
+            log.wrong.append(f"acknowledged, but not in the log: {lost}")
         return log
 
     def respond(self, unseal: Any) -> Any:
@@ -297,7 +297,7 @@ def check_state_read(
                 return []
             possible.append((end, state))
     seen = {(operator, key): values.unseal(state) for operator, key, state in state_read.entities}
-    return [f"the {what} is at no end of an epoch what was found: {differences(seen, possible)}"]
+    return [f"the {what} that was read is not that of any epoch's end: {differences(seen, possible)}"]
 
 
 def is_found(
@@ -347,4 +347,4 @@ def differences(seen: State, possible: list[tuple[int, State]]) -> str:
             if repr(seen.get(key, "nothing")) != repr(state.get(key, "nothing"))
         ]
         texts.append(f"at TID {end}: {'; '.join(rows)}")
-    return " | ".join(texts) or "it holds what nobody had sent"
+    return " | ".join(texts) or "it holds something that no client had sent"

@@ -104,7 +104,7 @@ class Lists:
         for value in seen:
             writer = self.writers.get((key, value))
             if writer is None:
-                self._report("garbage", f"{row.number} read {value!r} of {key!r}, which nobody appended")
+                self._report("garbage", f"{row.number} read {value!r} of {key!r}, which no transaction appended")
             elif writer.status != OK:
                 self._report("G1a", f"{row.number} read {value!r} of {key!r}, which {writer.number} took back")
             elif writer is row:
@@ -169,7 +169,7 @@ def classify(graph: Graph, component: list[int]) -> Anomaly:
         cycle = find_cycle(graph, inside, {"ww", "wr", "rw"} | more, False)
         if cycle is not None:
             return Anomaly("G2" + suffix, " → ".join(map(str, cycle)))
-    raise AssertionError("strongly connected, and yet without a cycle")
+    raise AssertionError("strongly connected, but without a cycle")
 
 
 def find_cycle(graph: Graph, inside: set[int], kinds: set[str], with_rw: bool) -> list[int] | None:

@@ -79,7 +79,7 @@ class History:
             request_id, failure = id_of(answers.ids, at), answers.failures.get(at)
             row = self.rows.get(request_id)
             if row is None:
-                self.violate(f"an answer for {request_id!r}, which nobody asked")
+                self.violate(f"an answer for {request_id!r}, which no client sent")
                 continue
             data = _encode((tid, epoch, result, failure))
             if row.answered:

@@ -126,9 +126,7 @@ class Archive:
     def perform(self, process: CoordinatorProcess, call: str) -> None:
         """The outside world is asked: that is to be durable before, as an intent or as a message of an epoch."""
         if call not in self.intents and int(call.partition("-")[0]) > self.last_tid:
-            self.world.violate(
-                f"{process.node.name} makes external call {call}, of which the durable log knows nothing"
-            )
+            self.world.violate(f"{process.node.name} makes external call {call}, which is not in the durable log")
 
     def check_worst_power_loss(self) -> None:
         """If power were lost now, and all that can be lost with it: would all that was promised be left?"""

@@ -173,7 +173,9 @@ class Simulation:
         while not world.violations and (
             state_read is None or not state_read.found
         ):  # who is asked may still be superseded
-            self._within_patience(lambda: world.process is not None and world.process.is_alive, "nobody is there")
+            self._within_patience(
+                lambda: world.process is not None and world.process.is_alive, "no coordinator is running"
+            )
             state_read = world.read(None, None)
             if state_read is not None:
                 self._within_patience(state_read.is_over, "the state was not found")
@@ -187,7 +189,9 @@ class Simulation:
         world = self.world
         last = world.processes[-1]
         world.lose_power()
-        self._within_patience(lambda: world.process is not last and world.coordinator.is_alive, "nobody took over")
+        self._within_patience(
+            lambda: world.process is not last and world.coordinator.is_alive, "no coordinator took over"
+        )
         for client in self.clients:
             client.ask_all_again()
         self._wait_for_all()
@@ -204,7 +208,7 @@ class Simulation:
     def _within_patience(self, until: Callable[[], bool], what: str) -> None:
         world = self.world
         if not world.violations and not world.run(until, world.now_us + PATIENCE_US):
-            world.violate(f"not live: {what} in {PATIENCE_US // 1_000_000} seconds after all was well")
+            world.violate(f"not live: {what} in {PATIENCE_US // 1_000_000} seconds after the faults ended")
 
     def check(self) -> None:
         world, app, config = self.world, self.workload.app, self.parameters.config

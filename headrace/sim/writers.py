@@ -81,7 +81,7 @@ class Writers:
             last = self.take_over()
             self.append(last)
             if last.log is None:
-                self.violations.append("at the end, with all well, nobody can take over")
+                self.violations.append("at the end, without faults, no writer can take over")
                 break
         self.look(is_calm=True)
         return self.violations

@@ -146,7 +146,9 @@ def find(app: App, operator: Operator | str) -> Operator:
 
 def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | None) -> LoadPlan:
     if df.isStreaming:
-        raise StreamError("load takes a batch DataFrame (spark.read...); rows of a stream become calls, by transact")
+        raise StreamError(
+            "load takes a batch DataFrame (spark.read...); to turn the rows of a stream into calls, use transact"
+        )
     wanted = [key] if state is None else [key, state]
     missing = [column for column in wanted if column not in df.columns]
     if missing:
@@ -163,8 +165,8 @@ def planned(df: DataFrame, app: App, operator: Operator, key: str, state: str | 
         return LoadPlan(key, [state], [operator.state], operator.state)
     if shape is None or not shape.is_record:
         raise StreamError(
-            f"which column is the state of {operator.name}? Name it, as in state='balance'; or declare a dataclass or "
-            f"struct, as in app.operator({operator.name!r}, state=Account), whose fields are the columns"
+            f"name the column that holds the state of {operator.name}, as in state='balance'; or declare a dataclass "
+            f"or struct, as in app.operator({operator.name!r}, state=Account), whose fields are the columns"
         )
     return of_record(df, operator, shape, key)
 
@@ -202,7 +204,9 @@ def configured(store: Store, config: Config | None) -> Config:
         return config or Config()
     shards = int(identity["shards"])
     if config is not None and config.shards != shards:
-        raise StreamError(f"{store.url} has {shards} shards and the configuration {config.shards}: leave config out")
+        raise StreamError(
+            f"{store.url} has {shards} shards, but the configuration has {config.shards}: leave out config"
+        )
     return config or Config(shards=shards)
 
 
@@ -224,8 +228,8 @@ def check_empty(store: Store, app: App, operator: Operator, replace: bool) -> No
 
 def not_empty(store: Store, operator: Operator) -> StreamError:
     return StreamError(
-        f"operator {operator.name!r} in {store.url} has entities already: load(..., replace=True) puts the rows in "
-        "their place, and they are gone; rows that are to change some of them are calls, by transact"
+        f"operator {operator.name!r} in {store.url} already has entities: load(..., replace=True) deletes them and "
+        "puts the rows in their place; to change some of them, use transact"
     )
 
 
@@ -364,8 +368,8 @@ def homes(target: BulkTarget, keys: pa.Array) -> Any:
     """The shard of each key. An invalid key is reported by the task that writes it."""
     try:
         if not keys.null_count and pa.types.is_integer(keys.type):
-            return target.home(keys.cast(pa.int64()).to_numpy())
-        return target.home([b"" if key is None else key for key in keys.to_pylist()])
+            return target.shards_of_keys(keys.cast(pa.int64()).to_numpy())
+        return target.shards_of_keys([b"" if key is None else key for key in keys.to_pylist()])
     except BadKey:
         return np.zeros(len(keys), np.int64)
 
@@ -388,7 +392,7 @@ def pieces(sealing: Sealing, batches: Iterator[pa.RecordBatch]) -> Iterator[tupl
     keys = sealing.keys(given)
     twice = duplicate(keys)
     if twice is not None:
-        raise StreamError(f"the key {shown(twice)} stands there twice: drop one, as in df.dropDuplicates([...])")
+        raise StreamError(f"the key {shown(twice)} occurs twice: drop one, as in df.dropDuplicates([...])")
     yield keys, sealing.states(columns, lambda row: given[row].as_py())
 
 

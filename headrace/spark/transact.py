@@ -55,7 +55,7 @@ def transact(
     place. The rows of a table have all run when this returns; with a `name` they run once, however often it is called.
     """
     if isinstance(args, str):
-        raise StreamError(f"args is a list of column names: args=[{args!r}]")
+        raise StreamError(f"args must be a list of column names: args=[{args!r}]")
     wanted = Wanted(name_of(function), key, tuple(args), args_json or "", request_id or "")
     wanted.check(df.columns)
     where = store_for(runtime, store)
@@ -75,7 +75,7 @@ def transact(
     rows = df.select(*columns_of(df, wanted))
     if not df.isStreaming:
         if checkpoint is not None or trigger is not None:
-            raise StreamError("this DataFrame is no stream: a checkpoint and a trigger are for spark.readStream...")
+            raise StreamError("this DataFrame is not a stream: checkpoint and trigger are for spark.readStream...")
         if name is not None:
             options["name"] = name
         rows.write.format("headrace.calls").mode("append").options(**options).save()
@@ -97,13 +97,13 @@ def name_of(function: Function | str | None) -> str:
 
 def store_for(runtime: Driver | None, store: str | None) -> str:
     if runtime is not None and store is not None:
-        raise StreamError("give a runtime or the store of one that runs elsewhere, not both")
+        raise StreamError("pass either runtime=, or store= of a runtime that runs elsewhere, not both")
     where = store if runtime is None else runtime.store_url
     if where is None:
         raise StreamError(
-            'a stream goes through a store: give the runtime one, as in Runtime(app, store="bank-store")'
+            'transact needs a store: give the runtime one, as in Runtime(app, store="bank-store")'
             if runtime is not None
-            else "whose calls are these? Give runtime=, or store=, the place of the store that the app runs on"
+            else "pass runtime=, or store= (the path of the running app's store)"
         )
     return where
 
@@ -112,10 +112,10 @@ def checkpoint_in(where: str, name: str | None) -> str:
     """In the store, beside the state that it belongs to: neither is of use without the other."""
     if name is None or "://" in where:
         raise StreamError(
-            'a stream has a checkpoint, by which it goes on after a restart: give it a name, as in name="transfers", '
-            "and it is kept in the store"
+            'a stream needs a checkpoint, to continue after a restart: give it a name, as in name="transfers", and '
+            "the checkpoint is kept in the store"
             if name is None
-            else f"{where} is a bucket: give the stream a place for its checkpoint, as in checkpoint=..."
+            else f"{where} is a bucket: give a folder for the stream's checkpoint, as in checkpoint=..."
         )
     return str(Path(where) / "checkpoints" / check_name(name))
 

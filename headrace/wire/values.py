@@ -126,7 +126,7 @@ class Values:
         try:
             return self._decode(data)
         except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            raise BadValue(f"no encoded value: {error}") from None
+            raise BadValue(f"not an encoded value: {error}") from None
 
     def _lower(self, value: Any, depth: int, room: list[int]) -> Any:
         """The same value in msgpack's own types and extension types. `room` is what is left of the limit: a value that
@@ -166,7 +166,7 @@ class Values:
         if type(key) is str or type(key) is int:
             return self.seal(key)
         if type(key) is not bytes:
-            raise BadValue(f"a dict key is a str, int or bytes, not {type(key).__name__}")
+            raise BadValue(f"a dict key must be a str, int or bytes, not {type(key).__name__}")
         return key
 
     def _culprit(self, value: Any) -> str:
@@ -200,7 +200,7 @@ class Values:
             name, fields = self._decode(data)
             record = self.by_name.get(name)
             if record is None:
-                raise ValueError(f"{name} is no dataclass or struct of this app")
+                raise ValueError(f"{name} is not a dataclass or struct of this app")
             return record.build(fields)
         if code == DATETIME:
             return raise_datetime(*self._decode(data))
@@ -228,7 +228,7 @@ def opened(sealed: bytes) -> Any:
     try:
         return _open(memoryview(sealed)[WRAP_BYTES:] if is_wrapped(sealed) else sealed)
     except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-        raise BadValue(f"no encoded value: {error}") from None
+        raise BadValue(f"not an encoded value: {error}") from None
 
 
 def _open_ext(code: int, data: memoryview) -> Any:
@@ -304,7 +304,7 @@ def lower_datetime(value: datetime.datetime) -> tuple[str, int, int | None, str 
     zone = value.tzinfo
     if zone is not None and type(zone) is not datetime.timezone:
         raise BadValue(
-            f"a datetime in a {type(zone).__name__}: only fixed offsets travel, as in .astimezone(datetime.UTC)"
+            f"a datetime in a {type(zone).__name__}: only fixed offsets can be carried, as in .astimezone(datetime.UTC)"
         )
     text = value.replace(tzinfo=None).isoformat()
     if zone is None:
@@ -339,7 +339,7 @@ def check_key(key: Any, bytes_max: int) -> None:
             raise BadKey(f"the key {shown(key)} does not fit into 64 bits")
         return
     else:
-        raise BadKey(f"a key is a str, an int or bytes, not {shown(key)} ({kind.__name__})")
+        raise BadKey(f"a key must be a str, an int or bytes, not {shown(key)} ({kind.__name__})")
     if size > bytes_max:
         raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
 

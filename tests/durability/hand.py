@@ -336,7 +336,7 @@ class Hand(Fleet):
             elif isinstance(effect, Perform):
                 self.performs.append(effect)
             elif not isinstance(effect, Rescaled):
-                raise AssertionError(f"nobody carries out {effect!r}")
+                raise AssertionError(f"unknown effect: {effect!r}")
         self.effects.clear()
 
 

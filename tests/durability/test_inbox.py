@@ -188,14 +188,14 @@ def test_a_gap_is_refused_by_the_source_and_by_the_engine() -> None:
     engine = start(store)
     close(store, 0, table([1]))
     settle(engine)
-    with pytest.raises(StreamError, match=r"sent batch 2 where 1 was due.*new checkpoint"):
+    with pytest.raises(StreamError, match=r"sent batch 2, but 1 was expected.*new checkpoint"):
         close(store, 2, table([2]))
     closed = Closed("r", 3, "item.note", [write_segment(store, "r", 3, 0, table([2]))])
     store.create("taken/r@000000000002", b"")  # of a store that this is a copy of
     assert close_batch(store, closed)
     settle(engine)
     assert waiting(store) == []
-    with pytest.raises(StreamError, match="sent batch 3 where 0 was due"):
+    with pytest.raises(StreamError, match="sent batch 3, but 0 was expected"):
         await_taken(store, ("r", 3), 1)
     assert not store.exists(closed.segments[0].name)
     assert notes(engine) == [1]
@@ -225,7 +225,7 @@ def test_what_the_store_says_has_run_is_never_taken_for_new_without_its_rows() -
     assert last_taken(store, "q") == 0
     close(store, 1, table([2]))
     settle(engine)
-    with pytest.raises(StreamError, match="sent batch 1 where 0 was due"):
+    with pytest.raises(StreamError, match="sent batch 1, but 0 was expected"):
         await_taken(store, ("q", 1), 1)
 
 
@@ -384,7 +384,7 @@ def test_a_runtime_takes_batches_on_a_real_store_once(kind: str, tmp_path: Path,
                 close(store, number, table(uids[:20]), table(uids[20:]))
                 close(store, number, table(uids[30:]), table(uids[:30]))
                 await_taken(store, ("q", number), 60)
-            with pytest.raises(StreamError, match="comes again with 2"):
+            with pytest.raises(StreamError, match="was sent again with 2"):
                 close(store, number, table([0]), table([1]))
             expected = [100 * batch + at for batch in range(number + 1) for at in range(50)]
             assert runtime.get(item, "a") == expected
@@ -426,7 +426,7 @@ def test_who_waits_for_a_batch_that_is_held_is_told(tmp_path: Path) -> None:
         segment = write_segment(store, "q", 0, 0, table([1]))
         store.delete(segment.name)
         close_batch(store, Closed("q", 0, "item.note", [segment]))
-        with pytest.raises(StreamError, match=f"held: {segment.name}.*it is missing"):
+        with pytest.raises(StreamError, match=f"blocked: {segment.name}.*it is missing"):
             runtime.drain(20)
         assert runtime.get(item, "a") is None, "it goes on"
 
@@ -463,11 +463,11 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
 
     assert close_batch(store, closed(3))
     assert not close_batch(store, closed(3))
-    with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 4"):
+    with pytest.raises(StreamError, match="was closed with 3 rows, and was sent again with 4"):
         close_batch(store, closed(4))
     mark_taken(store, ("q", 0))
     assert not close_batch(store, closed(3))
-    with pytest.raises(StreamError, match="was closed with 3 rows, and comes again with 2"):
+    with pytest.raises(StreamError, match="was closed with 3 rows, and was sent again with 2"):
         close_batch(store, closed(2))
 
 

@@ -86,9 +86,9 @@ def test_retired_segments_are_gone_and_asking_for_them_is_an_error(can_append: b
     assert not set(names) & set(disk.files)
     assert 1 < log.first <= 8
     assert list(log.read(8)) == [record for record in whole if record.number >= 8]
-    with pytest.raises(StoreError, match="begins with record"):
+    with pytest.raises(StoreError, match="starts with record"):
         log.read(1)
-    with pytest.raises(StoreError, match="begins with record"):
+    with pytest.raises(StoreError, match="starts with record"):
         list(read_log(disk.store(), first=1))
     assert next(read_log(disk.store(), first=None)).number == log.first == bounds(disk.store())[0]
     again = Log.take_over(disk.store())

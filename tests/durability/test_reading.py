@@ -211,7 +211,7 @@ def test_an_onlooker_goes_on_when_segments_are_retired_under_its_eyes() -> None:
     reader = read_log(disk.store(), first=1)
     got = [next(reader).number]
     log.retire(below=14)
-    with pytest.raises(StoreError, match=r"begins with record|missing"):
+    with pytest.raises(StoreError, match=r"starts with record|missing"):
         got += [record.number for record in reader]
     assert got == list(range(1, len(got) + 1))
     with pytest.raises(ObjectMissing):

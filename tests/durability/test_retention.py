@@ -174,7 +174,9 @@ def test_the_last_batch_of_a_quiet_source_is_answered_though_ids_of_its_time_are
     hand = Hand(store, app, workers, now_us=hand.now_us, **SMALL)
     again, following = (hand.send_source("q", number, add, [("a", 1)] * 5) for number in (0, 1))
     hand.settle()
-    assert {reply.error for reply in hand.answers[again]} == {"the batch ran, but its replies are past their retention"}
+    assert {reply.error for reply in hand.answers[again]} == {
+        "the batch ran, but its replies are no longer kept (reply_retention_us)"
+    }
     assert [reply.result for reply in hand.answers[following]] == [6, 7, 8, 9, 10], "it ran once"
 
 

@@ -244,7 +244,7 @@ def test_a_manifest_cut_short_at_the_end_was_never_finished(store: MemoryStore, 
     manifests = new(store).manifests()
     assert [each.is_complete for each in manifests] == [True, True, False]
     assert (manifests[-1].epoch, manifests[-1].term) == (3, 1)
-    assert "cut short" in manifests[-1].trouble
+    assert "truncated" in manifests[-1].trouble
     assert loaded_epoch(store) == 2
     made = new(store)
     made.load()

@@ -173,9 +173,9 @@ def test_a_record_inside_itself_is_json() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (Point("far", 1.0), "x of entity 1: 'far' is no int64"),  # type: ignore[arg-type]
+        (Point("far", 1.0), "x of entity 1: 'far' is not of type int64"),  # type: ignore[arg-type]
         (Point(1 << 63, 1.0), "x of entity 1: "),
-        (7, "the state of entity 1 is 7, and no record"),
+        (7, "the state of entity 1 is 7, which is not a record"),
     ],
 )
 def test_what_does_not_fit_is_named(value: Any, says: str) -> None:

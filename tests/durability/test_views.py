@@ -112,7 +112,7 @@ def test_without_one_it_is_the_newest_snapshot(tmp_path: Path) -> None:
         view = View(DirectoryStore(tmp_path), "account")
         with pytest.raises(BadRequest, match="no snapshot yet"):
             view.newest()
-        with pytest.raises(BadRequest, match="has no snapshot of epoch 2; it has some of epochs none"):
+        with pytest.raises(BadRequest, match="has no snapshot of epoch 2; it has snapshots of epochs none"):
             view.at(2)
         runtime.snapshot()
         run(runtime, CALLS[3:])
@@ -146,7 +146,9 @@ def test_a_snapshot_that_was_retired_meanwhile_says_so(tmp_path: Path) -> None:
         for call in CALLS[1:6]:
             run(runtime, [call])
             runtime.snapshot()
-    with pytest.raises(StoreError, match=r"was retired meanwhile; there are some of epochs .*Load the table again"):
+    with pytest.raises(
+        StoreError, match=r"has been deleted in the meantime; there are snapshots of epochs .*Load the table again"
+    ):
         list(view.read(moment, print))
 
 

@@ -46,7 +46,7 @@ class Server:
         )
         assert self.process.stdout is not None
         self.said = ""
-        while "replies go to" not in self.said:
+        while "writing replies to" not in self.said:
             line = self.process.stdout.readline()
             assert line, f"it ended: {self.said}"
             self.said += line
@@ -150,4 +150,4 @@ def test_each_request_is_answered_once_though_it_is_killed_in_the_middle(kafka: 
         if name not in refused:
             order.setdefault(request.partition(), []).append(told[name]["tid"])
     assert all(tids == sorted(tids) for tids in order.values())
-    assert re.search("Requests come from kill-in", server.said)
+    assert re.search("Reading requests from kill-in", server.said)

@@ -72,7 +72,7 @@ def test_one_that_does_not_fit_is_left_alone_without_a_word(home: Path, content:
 
 def test_a_rehearsal_that_fails_leaves_nothing_and_says_why(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_archive.sys, "executable", "/bin/false")
-    with pytest.raises(JavaMissing, match="was not made"):
+    with pytest.raises(JavaMissing, match="could not be made"):
         class_archive.make(home)
     assert [left.name for left in class_archive.place(home).parent.iterdir()] == [".lock"]
 

@@ -226,9 +226,9 @@ def test_without_a_changelog_the_error_says_how_to_turn_it_on(spark: Any, tmp_pa
     [
         ({"operator": "silent"}, r"silent' does not log its changes; those that do: account, room, thing"),
         ({"operator": "nobody"}, r"'nobody' does not log"),
-        ({"as": "columns"}, r"of one operator"),
+        ({"as": "columns"}, r"need one operator"),
         ({"as": "rows"}, r"must be json or columns"),
-        ({"as": "columns", "operator": "thing"}, r"does not say what its state is: declare it"),
+        ({"as": "columns", "operator": "thing"}, r"does not declare its state: declare it"),
         ({"startingEpoch": "0"}, r"startingEpoch is '0'"),
     ],
 )
@@ -255,9 +255,9 @@ def test_one_that_began_late_begins_there_and_says_so_to_who_wants_more(spark: A
         (4, "account", "6"),
         (5, "room", None),
     ]
-    with pytest.raises(Exception, match=r"epoch 2 are not there: those of epoch 3 are the oldest.*asOfEpoch\", 2"):
+    with pytest.raises(Exception, match=r"epoch 2 are not available: those of epoch 3 are the oldest.*asOfEpoch\", 2"):
         changes(spark, tmp_path, startingEpoch=2).collect()
-    with pytest.raises(Exception, match=r"epoch 3 of operator 'room' are not there: those of epoch 4"):
+    with pytest.raises(Exception, match=r"epoch 3 of operator 'room' are not available: those of epoch 4"):
         changes(spark, tmp_path, startingEpoch=3, operator="room").collect()
     assert [row.epoch for row in changes(spark, tmp_path, operator="room").collect()] == [5]
 
@@ -289,7 +289,7 @@ def test_who_reads_on_when_the_operator_ceased_to_log_is_told(tmp_path: Path) ->
             runtime.client.call(book, "a", 1)
     store = open_store(str(tmp_path))
     assert len(rows_of(store, -1)) == 3
-    with pytest.raises(StreamError, match=r"'room' ceased to log its changes before epoch 3"):
+    with pytest.raises(StreamError, match=r"'room' stopped logging its changes before epoch 3"):
         rows_of(store, -1, operator="room")
 
 

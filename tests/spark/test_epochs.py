@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_store_is_refused() -> None:
         lambda: planner.partitions(other, at(ORIGIN + 1)),
         lambda: planner.partitions(at(ORIGIN), other | {"epoch": ORIGIN + 1}),
     ):
-        with pytest.raises(StreamError, match=r"its cluster is another, here it is mine.* new checkpoint location"):
+        with pytest.raises(StreamError, match=r"its cluster is another, this one is mine.* new checkpoint location"):
             ask()
     assert planner.latestOffset({"epoch": ORIGIN}, ReadAllAvailable()) == at(ORIGIN + 2)
 
@@ -146,7 +146,7 @@ def test_an_offset_never_goes_back_also_if_the_log_does() -> None:
     log.append([b"a"])
     ahead = at(ORIGIN + 3)
     assert planner.latestOffset(ahead, ReadAllAvailable()) == ahead
-    with pytest.raises(StreamError, match=f"the numbers of epoch {ORIGIN + 2} were there and are not any more"):
+    with pytest.raises(StreamError, match=f"the numbers of epoch {ORIGIN + 2} were there and are now missing"):
         read(planner, planner.partitions(at(ORIGIN + 1), ahead))
     log.append([b"b", b"c"])
     assert len(read(planner, planner.partitions(at(ORIGIN + 1), ahead))) == 2
@@ -162,7 +162,7 @@ def test_what_is_retired_is_named_with_the_oldest_that_is_kept(can_append: bool)
     log.retire(10)
     oldest = bounds(disk.store(), "replies")[0] + ORIGIN
     assert oldest > ORIGIN + 5
-    text = f"the numbers of epoch {ORIGIN + 1} are not kept any more: those of epoch {oldest} are the oldest"
+    text = f"the numbers of epoch {ORIGIN + 1} are no longer kept: those of epoch {oldest} are the oldest"
     with pytest.raises(StreamError, match=text):
         read(planner, partitions)
     with pytest.raises(StreamError, match=text):
@@ -174,7 +174,7 @@ def test_what_is_retired_is_named_with_the_oldest_that_is_kept(can_append: bool)
     assert stream().initialOffset() == at(oldest - 1)
     assert stream(startingEpoch=oldest + 2).initialOffset() == at(oldest + 1)
     assert stream(startingEpoch=ORIGIN + 21).initialOffset() == at(ORIGIN + 20)
-    with pytest.raises(StreamError, match=f"startingEpoch is {ORIGIN + 22}, and the last epoch so far"):
+    with pytest.raises(StreamError, match=f"startingEpoch is {ORIGIN + 22}, but the last epoch so far"):
         stream(startingEpoch=ORIGIN + 22).initialOffset()
 
 

@@ -159,7 +159,7 @@ def test_a_load_is_seen_at_once_and_the_changelog_begins_anew(spark: Any, tmp_pa
 def test_replace_takes_the_place_of_what_was_there(spark: Any, tmp_path: Path) -> None:
     load(accounts(spark, range(300)), account, key="id", app=app, store=tmp_path)
     load(spark.range(50), "free", key="id", state="id", app=app, store=tmp_path)
-    with pytest.raises(StreamError, match=r"has entities already: load\(\.\.\., replace=True\)"):
+    with pytest.raises(StreamError, match=r"already has entities: load\(\.\.\., replace=True\)"):
         load(accounts(spark, range(5)), account, key="id", app=app, store=tmp_path)
     found = load(accounts(spark, range(250, 400)), account, key="id", app=app, store=tmp_path, replace=True)
     assert (found["entities"], found["replaced"]) == (150, 300)
@@ -201,7 +201,7 @@ def test_operators_with_a_partition_or_a_time_to_live(spark: Any, tmp_path: Path
 WRONG_ROWS = [
     ("SELECT * FROM VALUES (1, 2), (NULL, 3) AS t(k, n)", "a row has no key"),
     ("SELECT * FROM VALUES (1, 2), (5, NULL) AS t(k, n)", "n of the row with key 5 is null"),
-    ("SELECT * FROM VALUES (1, 2), (5, 3), (5, 3) AS t(k, n)", "the key 5 stands there twice"),
+    ("SELECT * FROM VALUES (1, 2), (5, 3), (5, 3) AS t(k, n)", "the key 5 occurs twice"),
     ("SELECT repeat('x', 1000) AS k, 5 AS n", "a key of 1000 bytes is over the limit of 512"),
 ]
 
@@ -226,7 +226,7 @@ ONE = {"key": "k", "state": "n"}
         ("SELECT 1 AS k", "count", {"key": "id", "state": "n"}, "no column id, n; it has: k"),
         ("SELECT 1.5D AS k, 1 AS n", "count", ONE, "the key k is a double"),
         ("SELECT 1 AS k, 'x' AS n", "count", ONE, "the column n is string, and the state is int64: cast"),
-        ("SELECT 1 AS k, 1 AS n", "free", {"key": "k"}, "which column is the state of free"),
+        ("SELECT 1 AS k, 1 AS n", "free", {"key": "k"}, "name the column that holds the state of free"),
         (
             "SELECT 1 AS k, 'x' AS owner, 1L AS money",
             "account",

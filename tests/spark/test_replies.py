@@ -377,7 +377,7 @@ def test_a_stream_brings_each_reply_once_and_goes_on_where_it_stopped(source: An
     assert again(sink.rows()) == told.in_order()
     assert sum(map(len, sink.batches.values())) == len(told.rows)
     fill(tmp_path / "another", 11, 40)
-    with pytest.raises(Exception, match="the checkpoint is of another store"):
+    with pytest.raises(Exception, match="the checkpoint belongs to another store"):
         run(source, tmp_path / "another", tmp_path / "checkpoint", sink)
 
 
@@ -424,10 +424,10 @@ def reason(spark: Any, where: Any, **options: Any) -> str:
 def test_bad_options_say_what_to_change(source: Any, filled: tuple[Path, Told], tmp_path: Path) -> None:
     where, told = filled
     last = max(row["epoch"] for row in told.rows.values())
-    assert "no store of Headrace" in reason(source, tmp_path / "nothing")
+    assert "no Headrace store" in reason(source, tmp_path / "nothing")
     assert "startingEpoch is 'soon'; it must be a whole number" in reason(source, where, startingEpoch="soon")
-    assert "partitions is '0'; it must be a whole number from 1 on" in reason(source, where, partitions=0)
-    assert "endingEpoch is 99999, and the last epoch so far is" in reason(source, where, endingEpoch=99_999)
+    assert "partitions is '0'; it must be a whole number, at least 1" in reason(source, where, partitions=0)
+    assert "endingEpoch is 99999, but the last epoch so far is" in reason(source, where, endingEpoch=99_999)
     assert f"startingEpoch is {last + 99}" in reason(source, where, startingEpoch=last + 99)
     with pytest.raises(Exception, match=r"endingEpoch is for spark\.read"):
         run(source, where, tmp_path / "checkpoint", Sink(), endingEpoch=3)
@@ -454,7 +454,7 @@ def retired(where: Path) -> tuple[int, int]:
 def test_an_epoch_that_is_not_kept_any_more_is_refused_with_the_oldest_one(source: Any, tmp_path: Path) -> None:
     oldest, last = retired(tmp_path / "store")
     assert 3 < oldest < last
-    text = f"the replies of epoch 2 are not kept any more: those of epoch {oldest} are the oldest"
+    text = f"the replies of epoch 2 are no longer kept: those of epoch {oldest} are the oldest"
     assert text in reason(source, tmp_path / "store", startingEpoch=2)
     with pytest.raises(Exception, match=text):
         run(source, tmp_path / "store", tmp_path / "checkpoint", Sink(), startingEpoch=2)
@@ -469,9 +469,9 @@ def test_what_is_retired_or_lost_between_planning_and_reading_is_told(tmp_path: 
 
     oldest, last = retired(tmp_path / "store")
     kept = ReplyLog({"path": str(tmp_path / "store")})
-    with pytest.raises(StreamError, match=f"epoch 2 are not kept any more: those of epoch {oldest} are the oldest"):
+    with pytest.raises(StreamError, match=f"epoch 2 are no longer kept: those of epoch {oldest} are the oldest"):
         list(kept.read(RecordRange(2, last, 0)))
     for first in (last, last + 1, last + 5):
-        with pytest.raises(StreamError, match=f"of epoch {max(first, last + 1)} were there and are not any more"):
+        with pytest.raises(StreamError, match=f"of epoch {max(first, last + 1)} were there and are now missing"):
             list(kept.read(RecordRange(first, last + 6, 0)))
     assert sum(batch.num_rows for batch in kept.read(RecordRange(oldest, last, 0))) > 0

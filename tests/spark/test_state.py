@@ -201,8 +201,8 @@ def test_an_operator_without_entities_is_an_empty_table_of_its_type(spark: Any, 
         ({"operator": "stock", "asOfEpoch": "1"}, "older than the oldest snapshot"),
         ({"operator": "stock", "live": "true", "asOfEpoch": "3"}, "a live table is the newest state"),
         ({"operator": "stock", "live": "perhaps"}, "must be true or false"),
-        ({"operator": "user", "keyColumn": "name"}, r"has a field 'name' already.*keyColumn"),
-        ({"operator": "stock", "path": "/nowhere/at/all"}, "no store of Headrace at"),
+        ({"operator": "user", "keyColumn": "name"}, r"already has a field 'name'.*keyColumn"),
+        ({"operator": "stock", "path": "/nowhere/at/all"}, "no Headrace store at"),
         ({}, "the option operator is needed"),
     ],
 )
@@ -229,7 +229,7 @@ def test_any_epoch_since_the_oldest_snapshot(spark: Any, tmp_path: Path) -> None
     rows = table(spark, where, "stock", asOfEpoch=8, app="tests.spark.test_state:app").collect()
     assert dict(map(tuple, rows)) == seen[8][1]
     for operator, epoch, says in (
-        ("stock", 8, "no snapshot of epoch 8; it has some of epochs 4, 12"),
+        ("stock", 8, "no snapshot of epoch 8; it has snapshots of epochs 4, 12"),
         ("stock", 13, "no epoch 13"),
         ("account", first, "older than the oldest snapshot .* of epoch 4"),
     ):

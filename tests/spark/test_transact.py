@@ -340,12 +340,12 @@ def test_sparks_own_way_needs_nothing_but_the_store(spark: Any, runtime: Runtime
         ),
         ({"function": "account.deposit", "key": "who"}, "cannot be called with the 0 columns"),
         ({"function": "account.deposit", "key": "x", "args": "n"}, "no column x; it has: who, n"),
-        ({"key": "who"}, "which function do the rows call"),
+        ({"key": "who"}, "no function to call"),
         ({"function": "account.deposit", "key": "who", "args": "n", "argsJson": "n"}, "not both"),
     ):
         with pytest.raises(Exception, match=message):
             table.write.format("headrace.calls").mode("append").options(**options).save(runtime.store_url)
-    with pytest.raises(Exception, match="no store of Headrace"):
+    with pytest.raises(Exception, match="no Headrace store"):
         writer.save(str(tmp_path / "nothing"))
 
 
@@ -376,13 +376,13 @@ def test_what_is_wrong_with_a_stream_is_said_before_it_starts(spark: Any, runtim
             transact(df, transfer, runtime=runtime, **keywords)
     with pytest.raises(UnknownFunction, match="no function 'pay'"):
         transact(df, "account.pay", key="src", args=[], runtime=runtime)
-    with pytest.raises(StreamError, match="is no stream"):
+    with pytest.raises(StreamError, match="is not a stream"):
         transact(spark.range(3), deposit, key="id", args=["id"], runtime=runtime, trigger=AVAILABLE)
     with pytest.raises(StreamError, match="give it a name"):
         transact(df, transfer, key="src", args=["dst", "amount"], runtime=runtime)
-    with pytest.raises(StreamError, match="Give runtime=, or store="):
+    with pytest.raises(StreamError, match="pass runtime=, or store="):
         transact(df, transfer, key="src", args=["dst", "amount"])
-    with Runtime(app) as fleeting, pytest.raises(StreamError, match="goes through a store"):
+    with Runtime(app) as fleeting, pytest.raises(StreamError, match="needs a store"):
         transact(df, transfer, key="src", args=["dst", "amount"], runtime=fleeting)
 
 
@@ -397,5 +397,5 @@ def test_a_session_that_the_user_made_is_left_alone(spark: Any) -> None:
 def test_a_spark_that_is_too_old_is_told_so() -> None:
     from headrace.spark import register
 
-    with pytest.raises(StreamError, match=r"this is Spark 3.5.1, and Headrace needs 4.1 or later.*install pyspark"):
+    with pytest.raises(StreamError, match=r"this is Spark 3.5.1, but Headrace needs 4.1 or later.*install pyspark"):
         register(SimpleNamespace(version="3.5.1"))

@@ -68,7 +68,7 @@ class Deferring(Context):
         entry = self._program.find(then)
         self._program.check_key(key, entry)
         if not entry.signature.takes(THEN_ARGS):
-            raise BadCall(f"{entry.signature} is called with a result and an error, of which one is None")
+            raise BadCall(f"{entry.signature} must take two arguments, a result and an error, one of which is None")
         return entry.name
 
     def _check_call(self, function: Function | str, key: Any, args: tuple[Any, ...]) -> str:

@@ -159,12 +159,12 @@ def arguments(function: Any, args: Any, admission: Admission) -> Row:
         try:
             args = msgspec.json.decode(args or "[]")
         except UNREADABLE as error:
-            raise BadArguments(f"the arguments {shown(args)} are no JSON: {error}") from None
+            raise BadArguments(f"the arguments {shown(args)} are not valid JSON: {error}") from None
         if type(args) is not list:
-            raise BadArguments(f"the arguments {shown(args)} are no list in JSON")
+            raise BadArguments(f"the arguments {shown(args)} are not a JSON list")
         args = tuple(args)
     if type(args) is not tuple:
-        raise BadArguments(f"the arguments are a list in JSON, not {shown(args)}")
+        raise BadArguments(f"the arguments must be a JSON list, not {shown(args)}")
     signature = admission.program.find(function).signature
     while len(args) > signature.most and not signature.variadic and args[-1] is None:
         args = args[:-1]

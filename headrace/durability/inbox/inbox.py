@@ -122,10 +122,11 @@ def check_repeat(store: Store, closed: Closed) -> None:
     rows = rows_known(store, closed.source)
     if rows is not None and rows != closed.rows:
         raise StreamError(
-            f"batch {closed.batch} of query {closed.query} was closed with {rows} rows, and comes again with "
-            f"{closed.rows}; what was closed runs once, as it was. If it is a table, this name has run: give another "
-            "one. If it is a stream, it gives other rows each time, or its checkpoint has lost what was planned, as a "
-            "disk may when the power fails: start it with a new checkpoint location, behind what it has read"
+            f"batch {closed.batch} of query {closed.query} was closed with {rows} rows, and was sent again with "
+            f"{closed.rows}; the closed batch runs once, as it was. If it is a table, this name has already run: give "
+            "another one. If it is a stream, its source gives different rows each time, or its checkpoint has lost "
+            "its plan, as may happen in a power failure: start it with a new checkpoint location, after what it has "
+            "read"
         )
 
 
@@ -151,8 +152,8 @@ def await_taken(store: Store, source: tuple[str, int], patience_s: float) -> Non
         check_held(store, source)
         if time.monotonic() > until_s:
             raise StreamError(
-                f"batch {batch} of query {query} waits in {store.url} for {patience_s:.0f} s, and no engine takes it: "
-                "is the app running? Start it with this store, then the query again: nothing is lost"
+                f"batch {batch} of query {query} has waited in {store.url} for {patience_s:.0f} s, and no engine has "
+                "taken it: is the app running? Start the app with this store, then the query again; nothing is lost"
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.02 if store.can_append else 0.5)
@@ -250,7 +251,7 @@ def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
             continue
         return pa.ipc.open_file(pa.BufferReader(data)).read_all()
     raise LogBroken(
-        f"{segment.name} in {store.url}, which holds rows of a batch in the log: {trouble}. Bring it back from a backup"
+        f"{segment.name} in {store.url}, which holds rows of a batch in the log: {trouble}. Restore it from a backup"
     )
 
 

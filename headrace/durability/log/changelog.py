@@ -280,8 +280,8 @@ class ChangeWriter:
             difference = first_difference(before.of(name), again.of(name))
             if difference is not None and before.since[name] <= number:
                 raise NotDeterministic(
-                    f"epoch {number}, {name} {difference}: its functions depend on something else than their arguments "
-                    "and state"
+                    f"epoch {number}, {name} {difference}: its functions depend on something other than their "
+                    "arguments and state"
                 )
 
 
@@ -295,7 +295,8 @@ def first_difference(before: OperatorChanges | None, again: OperatorChanges | No
     for entity in {**one, **other}:
         states, now = one.get(entity), other.get(entity)
         if states is None or now is None or not all(map(same, states, now)):
-            return f"{shown(entity[1])}: it was {describe_change(states)}, and run again it is {describe_change(now)}"
+            was, became = describe_change(states), describe_change(now)
+            return f"{shown(entity[1])}: it was {was}, but in a second run it is {became}"
     return None
 
 
@@ -375,11 +376,11 @@ class Changelog:
     def missing(self, first: int, last: int) -> StoreError:
         if not self.is_there:
             return StoreError(
-                f"{self.store.url} has no changelog: no operator of its app logs its changes. Turn it on with "
-                "app.operator(..., changes=True), and start the app again"
+                f"{self.store.url} has no changelog: no operator of its app logs changes. Turn it on with "
+                "app.operator(..., changes=True), and restart the app"
             )
         oldest, newest = self.bounds()
         return StoreError(
             f"the changes of epochs {first} to {last} are not all in {self.store.url}: it has those of {oldest} to "
-            f"{newest}. Older ones are retired, or were made while the operator had no changes=True"
+            f"{newest}. Older ones have been deleted, or were made while the operator had no changes=True"
         )

@@ -108,7 +108,7 @@ class ExamineReport:
         ]
         text += [f"ignored: {file}: it is not part of the log" for file in self.orphans]
         if self.lost is not None:
-            text.append(f"cut away: records {self.lost[0]} to {self.lost[1]}")
+            text.append(f"cut off: records {self.lost[0]} to {self.lost[1]}")
         text += [f"kept: {file}" for file in self.saved]
         if self.broken and self.lost is None:
             text.append(f"run `headrace log repair` to cut the log before record {self.broken[0].number}")
@@ -204,7 +204,7 @@ def _examine_segment(store: Store, name: str, ref: Ref, following: Ref | None, r
         if file != ref.name or reached + 1 < following.first:
             problems.append(LostRecords(f"{name}/{file}", 0, reached + 1, following.first - 1, "records are missing"))
     if limit is not None and (more := segment.size() - limit) > 0:
-        report.ignored.append(Ignored(segment.file, limit, more, "written after the log went on in another segment"))
+        report.ignored.append(Ignored(segment.file, limit, more, "written after the log continued in another segment"))
     report.segments.append(ExaminedSegment(segment.file, ref.term, ref.first, reached, records, end, not problems))
     report.broken += problems
 
@@ -296,7 +296,10 @@ def _cut(store: Store, name: str, chain: SegmentChain, end: LogEnd, term: int, f
             store.delete(mark)  # else what is written from here on would count as retired
     begin_segment(store, name, term, end)
     if store.exists(term_marker(fence, term + 1)):
-        raise Fenced(f"{store.url}/{fence} was taken over meanwhile, by term {term + 1}: stop it, and repair again")
+        raise Fenced(
+            f"{store.url}/{fence} was taken over during the repair, by term {term + 1}: stop that process, and repair "
+            "again"
+        )
     return _set_aside(store, name, chain, end, term)
 
 

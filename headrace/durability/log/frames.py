@@ -108,10 +108,10 @@ def length_at(head: bytes | memoryview, offset: int) -> int:
     if len(head) < HEAD_BYTES:
         raise BadFrame(offset, "a frame is cut short")
     if head[:4] != MAGIC:
-        raise BadFrame(offset, "no frame begins here")
+        raise BadFrame(offset, "no frame starts here")
     length: int = _HEAD.unpack_from(head)[4]
     if length > RECORD_BYTES_MAX:
-        raise BadFrame(offset, f"a frame of {length} bytes cannot be")
+        raise BadFrame(offset, f"a frame cannot have {length} bytes")
     return length
 
 
@@ -140,6 +140,6 @@ def encode_header(seed: int, header: Header) -> bytes:
 def decode_header(name: str, raw: bytes | memoryview) -> Header:
     frame = decode_frame(seed_of(name), 0, raw)
     if frame.kind != HEADER or len(frame.data) != _POINTER.size:
-        raise BadFrame(0, "the first frame is no header")
+        raise BadFrame(0, "the first frame is not a header")
     first, sealed, previous_bytes, previous_last, previous = _POINTER.unpack(frame.data)
     return Header(first, frame.term, sealed, previous.rstrip(b"\0").decode(), previous_bytes, previous_last)

@@ -235,15 +235,15 @@ class Log:
         """Raises `Fenced` if a later term has announced itself. Asks the store each time."""
         if self.store.exists(self._next_marker):
             raise Fenced(
-                f"{self.store.url}/{self._next_marker} is there: another coordinator took over from term {self.term}."
-                " This one must stop; the other answers"
+                f"{self.store.url}/{self._next_marker} exists: another coordinator took over from term {self.term}. "
+                "This one must stop; the other one answers"
             )
 
     def _refuse(self, failure: BaseException) -> NoReturn:
         reason = f"{self.store.url}/{self.name} takes no more records in term {self.term}: {failure}"
         if isinstance(failure, Fenced):
             raise Fenced(reason) from failure
-        raise StoreError(f"{reason}. Take over again") from failure
+        raise StoreError(f"{reason}. Start again") from failure
 
 
 def _frames(seed: int, offset: int, last: int, term: int, payloads: list[bytes]) -> Iterator[bytes]:

@@ -256,7 +256,7 @@ class Records:
             entry = self.program.named.get(name) or self.program.find(name)
         except UnknownFunction as error:
             raise AppChanged(
-                f"the log calls {name}, which app {self.program.app.name!r} does not have: {error}. Start it with the "
+                f"the log calls {name}, which app {self.program.app.name!r} does not have: {error}. Start with the "
                 "code that wrote the log, or run `headrace upgrade` with that code first"
             ) from None
         return entry.sealed if is_sealed else entry
@@ -335,4 +335,4 @@ UNREADABLE = (msgspec.DecodeError, pa.ArrowException, ValueError, IndexError)
 
 
 def unreadable(error: Exception) -> LogBroken:
-    return LogBroken(f"a record with a right checksum cannot be read: {error}. Is it of a newer version?")
+    return LogBroken(f"a record with a correct checksum cannot be read: {error}. Was it written by a newer version?")

@@ -48,9 +48,9 @@ class BrokenAt(LogBroken):
 
     def __init__(self, store: Store, file: str, offset: int, number: int, why: str) -> None:
         super().__init__(
-            f"{store.url}/{file} is broken at byte {offset}: {why}, in record {number}, which was durable. Bring the"
-            f" file back from a copy; or run `headrace log repair`, which cuts the log before record {number} and keeps"
-            " the rest under broken/"
+            f"{store.url}/{file} is broken at byte {offset}: {why}, in record {number}, which was durable. Restore the "
+            f"file from a backup; or run `headrace log repair`, which cuts the log before record {number} and keeps "
+            "the rest under broken/"
         )
         self.file, self.offset, self.number, self.why = file, offset, number, why
 
@@ -186,9 +186,11 @@ class LogSegment:
             if frame is None:
                 if limit is None:
                     return
-                raise BadFrame(offset, f"the file ends here, and had {limit} bytes")
+                raise BadFrame(offset, f"the file ends here, but had {limit} bytes")
             if limit is not None and frame.end > limit:
-                raise BadFrame(offset, f"a frame reaches beyond byte {limit}, where the log went on elsewhere")
+                raise BadFrame(
+                    offset, f"a frame reaches beyond byte {limit}, where the log continued in another segment"
+                )
             if frame.kind == RECORD:
                 if frame.number != number or not term <= frame.term <= self.ref.term:
                     raise BadFrame(offset, f"record {frame.number} of term {frame.term} is out of place")
@@ -379,19 +381,20 @@ def check_first(store: Store, folder: str, chain: SegmentChain, first: int) -> N
         return
     if first >= chain.kept and (missing := LogSegment(store, folder, chain.refs[0]).header.previous):
         raise LogBroken(
-            f"{store.url}/{folder}/{missing} is missing, so record {first} cannot be read. Bring the file back from a"
-            f" copy, or start from a snapshot at or after record {begin}"
+            f"{store.url}/{folder}/{missing} is missing, so record {first} cannot be read. Restore the file from a "
+            f"backup, or start from a snapshot at or after record {begin}"
         )
     raise StoreError(
-        f"record {first} is not in {store.url}/{folder} any more, which begins with record {begin} (older ones were"
-        " retired): start from a snapshot that reaches that far, or bring older segments back from a copy"
+        f"record {first} is not in {store.url}/{folder} any more, which starts with record {begin} (older ones were "
+        "deleted): start from a snapshot that reaches that far, or restore older segments from a backup"
     )
 
 
 def ends_early(store: Store, folder: str, last: int, first: int) -> LogBroken:
     return LogBroken(
-        f"{store.url}/{folder} ends with record {last}, but record {first} is due, so {first - 1} must have been there:"
-        " bring the log's files back from a copy; or run `headrace log repair`, which goes on after the newest snapshot"
+        f"{store.url}/{folder} ends with record {last}, but record {first} is expected, so {first - 1} must have "
+        "existed: restore the log's files from a backup; or run `headrace log repair`, which continues after the "
+        "newest snapshot"
     )
 
 

@@ -60,7 +60,10 @@ def announce(store: Store, name: str, owner: str) -> int:
             )
         if store.create(term_marker(name, term), f"term {term} {owner}".strip().encode() + b"\n"):
             return term
-    raise StoreError(f"{store.url}/{name}: others took over {TAKEOVER_TRIES} times meanwhile. See who starts so many")
+    raise StoreError(
+        f"{store.url}/{name}: other processes took over {TAKEOVER_TRIES} times in the meantime. Find out what keeps "
+        "starting them"
+    )
 
 
 def find_end(store: Store, folder: str, chain: SegmentChain) -> LogEnd:
@@ -104,7 +107,7 @@ def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: b
     header = Header(first, term, size, end.ref.name if end.ref else "", end.end, end.last)
     data = b"".join((encode_header(seed, header), *frames))
     if not store.create(f"{folder}/{ref.name}", data) and not _is_ours(store, f"{folder}/{ref.name}", data):
-        raise Fenced(f"{store.url}/{folder}/{ref.name} is there already: another coordinator has term {term}")
+        raise Fenced(f"{store.url}/{folder}/{ref.name} already exists: another coordinator has term {term}")
     return ref, size
 
 

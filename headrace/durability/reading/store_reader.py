@@ -60,7 +60,7 @@ class StoreReader:
         identity = identity_of(self.store)
         if identity is None:
             raise WrongStore(
-                f"{self.store.url} is empty: give the place of a store that `headrace run --store` has made"
+                f"{self.store.url} is empty: give the path of a store that `headrace run --store` has created"
             )
         self.identity = identity
         self.config = Config(shards=int(identity["shards"]))
@@ -134,7 +134,9 @@ class StoreReader:
         if waiting is not None and epoch is None:
             return self.replay(waiting - 1, before, is_strict)
         if waiting is not None:
-            raise BadRequest(f"epoch {waiting} waits for an answer from outside; before it there is {waiting - 1}")
+            raise BadRequest(
+                f"epoch {waiting} waits for a response to an external call; the last complete one is {waiting - 1}"
+            )
         return Replay(engine, epochs[-1].number if epochs else began, began, epochs, frozenset(codes))
 
     def _records(self, records: Records, position: int, epoch: int | None) -> list[LoggedRecord]:
@@ -157,7 +159,7 @@ class StoreReader:
     def _check_code(self, mine: Fingerprint, codes: Iterable[str]) -> None:
         for digest in sorted(set(codes) - {mine.digest}):
             known = self.known_fingerprint(digest)
-            differences = "how it differs is not known" if known is None else "; ".join(known.differences(mine)[:5])
+            differences = "the differences are not known" if known is None else "; ".join(known.differences(mine)[:5])
             raise AppChanged(
                 f"{self.store.url} was written by other code of app {mine.app!r} ({differences}): use the code that "
                 "wrote it"
@@ -179,7 +181,7 @@ class StoreReader:
 
     def _need_app(self) -> App:
         if self.app is None:
-            raise BadRequest("the app's code is needed for that: name it, as in --app examples.bank:app")
+            raise BadRequest("this needs the app's code: name it, as in --app examples.bank:app")
         return self.app
 
     # --- into a new store ---
@@ -191,7 +193,7 @@ class StoreReader:
         self._check_code(mine, replay.codes)
         new = open_store(where) if isinstance(where, str | Path) else where
         if identity_of(new) is not None:
-            raise WrongStore(f"{new.url} is a store already: give an empty or new place")
+            raise WrongStore(f"{new.url} is already a store: give an empty or new folder")
         again = {epoch.number: epoch for epoch in replay.epochs}
         oldest = engine.ledger.epochs[0].number
         kept = {number: data for number, data in self.replies(oldest) if number <= replay.epoch}

@@ -293,7 +293,7 @@ def fields_of(states: Columns, columns: Sequence[Column], named: Callable[[int],
     dicts = [unsealed(state) for state in join(states)]
     for at, value in enumerate(dicts):
         if value is not None and not isinstance(value, dict):
-            raise BadValue(f"the state of {named(at)} is {shown(value)}, and no record: {AS_JSON}")
+            raise BadValue(f"the state of {named(at)} is {shown(value)}, which is not a record: {AS_JSON}")
     return [fitted([None if row is None else row.get(each.name) for row in dicts], each, named) for each in columns]
 
 
@@ -411,7 +411,7 @@ def fit(value: Any, type: pa.DataType) -> Any:
 
 def checked(value: Any, is_right: bool, type: pa.DataType) -> Any:
     if not is_right:
-        raise BadValue(f"{shown(value)} is no {type}")
+        raise BadValue(f"{shown(value)} is not of type {type}")
     return value
 
 

@@ -61,9 +61,9 @@ class View:
         if self.app is not None:
             return EpochEnd(self.reader.last_epoch(), None, REPLAY)
         raise BadRequest(
-            f"{self.store.url} has no snapshot yet. One is made every Config(snapshot_interval_us=...), at once by "
-            'runtime.snapshot(), and when the app is closed; or give option("app", "module:attribute"), and the log is '
-            "run again"
+            f"{self.store.url} has no snapshot yet. One is taken every Config(snapshot_interval_us=...), at once by "
+            'runtime.snapshot(), and when the app is closed; or give option("app", "module:attribute") to replay the '
+            "log"
         )
 
     def at(self, epoch: int) -> EpochEnd:
@@ -77,7 +77,7 @@ class View:
         if kept and base is None:
             raise BadRequest(
                 f"epoch {epoch} is older than the oldest snapshot that {self.store.url} keeps, of epoch {kept[0]}: "
-                "read a later one. Config(snapshots_kept=...) says how many are kept"
+                "read a later epoch. Config(snapshots_kept=...) sets how many snapshots are kept"
             )
         last = self.changelog.bounds()[1]
         if epoch <= last and self._logs_from(self._begin(base) + 1, base):
@@ -88,9 +88,9 @@ class View:
         if self.app is not None:
             return EpochEnd(epoch, snapshot_id_of(base), REPLAY)
         raise BadRequest(
-            f"{self.store.url} has no snapshot of epoch {epoch}; it has some of epochs "
-            f'{", ".join(map(str, kept)) or "none"}. Read one of those; or give option("app", "module:attribute"), '
-            f"and the epochs up to {epoch} are run again; or let {self.name} log its changes from now on, with "
+            f"{self.store.url} has no snapshot of epoch {epoch}; it has snapshots of epochs "
+            f'{", ".join(map(str, kept)) or "none"}. Read one of those; or give option("app", "module:attribute") to '
+            f"replay the epochs up to {epoch}; or let {self.name} log its changes from now on, with "
             f"app.operator({self.name!r}, changes=True)"
         )
 
@@ -199,9 +199,9 @@ class View:
             kept = sorted({each.epoch for each in self._manifests()})
         epoch = epoch_end.snapshot_id.epoch if epoch_end.snapshot_id else 0
         return StoreError(
-            f"the snapshot of epoch {epoch} in {self.store.url} was retired "
-            f"meanwhile; there are some of epochs {', '.join(map(str, kept)) or 'none'}. Load the table again, or keep "
-            "snapshots for longer: Config(snapshots_kept=...)"
+            f"the snapshot of epoch {epoch} in {self.store.url} has been deleted "
+            f"in the meantime; there are snapshots of epochs {', '.join(map(str, kept)) or 'none'}. Load the table "
+            "again, or keep more snapshots: Config(snapshots_kept=...)"
         )
 
 

@@ -76,8 +76,8 @@ class Bulk:
         if has_more(store, app, self.base):
             self.close()
             raise StoreError(
-                f"{store.url} has epochs that are in no snapshot: another app took it over meanwhile, or one of them "
-                "waits for an answer from outside. Let the app run and close it, then load again"
+                f"{store.url} has epochs that are in no snapshot: another process took it over in the meantime, or an "
+                "epoch waits for a response to an external call. Run the app and close it, then load again"
             )
         self.epoch, self.position, self.meta = (
             engine.meta() if self.base is None else (*epoch_and_position(self.base), {})
@@ -141,7 +141,7 @@ def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tu
     for part in parts((rows_of(target, *piece) for piece in pieces), PART_BYTES):
         name = target.snapshot_id.part(first_part + len(written))
         if not store.create(name, part.data):
-            raise StoreError(f"{name} is in {store.url} already: two loads at the same time? Load again")
+            raise StoreError(f"{name} is in {store.url} already: are two loads running at the same time? Load again")
         written.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
     return written
 
@@ -194,7 +194,7 @@ class Sealing:
         for name, column in columns.items():
             if column.null_count and name not in self.nullable:
                 at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-                raise BadRequest(f"{name} of the row with key {shown(key(at))} is null, and it must not be")
+                raise BadRequest(f"{name} of the row with key {shown(key(at))} is null, but must not be")
         states = self._of_fields(columns, key) if self.record is not None else self._of_one(columns, key)
         if self.ttl_from_us is None:
             return states

@@ -166,7 +166,7 @@ def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
     """The manifest, or what is wrong with it."""
     frame = FRAME.fullmatch(data)
     if frame is None:
-        return "it is cut short, or no manifest"
+        return "it is truncated, or not a manifest"
     if int(frame[1], 16) != zlib.crc32(frame[2]):
         return "its checksum is wrong"
     try:
@@ -219,6 +219,6 @@ def read(store: Store, snapshot_id: SnapshotId, stored: Stored) -> bytes:
 def broken(store: Store, snapshot_id: SnapshotId, name: str, trouble: str) -> SnapshotBroken:
     epoch = snapshot_id.epoch
     return SnapshotBroken(
-        f"{name} in {store.url}, of the snapshot of epoch {epoch}: {trouble}. Put it back from a backup, or "
-        "choose an older snapshot: `headrace snapshot list` shows them, `headrace restore --epoch` starts from one"
+        f"{name} in {store.url}, of the snapshot of epoch {epoch}: {trouble}. Restore it from a backup, or "
+        "choose an older snapshot: `headrace snapshot list` lists them, `headrace restore --epoch` starts from one"
     )

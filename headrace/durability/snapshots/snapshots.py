@@ -155,7 +155,7 @@ class Snapshots:
                         f"{self.store.url} has a snapshot of term {newest.term}: this one's term {term} is over"
                     )
                 if newest is not None and not (self._has_loaded or is_full):
-                    raise StoreError(f"{self.store.url} has snapshots: load one before you save what changed since")
+                    raise StoreError(f"{self.store.url} has snapshots: load one before you save changes")
                 if newest is not None and newest.term == term:
                     last = max(newest, last or newest)
                 used = [*ids, *(parse_snapshot_id(name) for name in self.store.list(OBJECTS))]
@@ -264,7 +264,7 @@ class Snapshots:
                 if self._term is None:
                     self._last = manifest
             return loaded
-        raise StoreError(f"{self.store.url}: snapshots are retired faster than they can be loaded; try again")
+        raise StoreError(f"{self.store.url}: snapshots are deleted faster than they can be loaded; try again")
 
     def _choose(self, epoch: int | None) -> Manifest | None:
         ids = self._ids()
@@ -284,8 +284,8 @@ class Snapshots:
             unfinished = manifest
         if unfinished is not None:
             raise SnapshotBroken(
-                f"{unfinished.name} in {self.store.url}: {unfinished.trouble}, and there is no other snapshot. Put it "
-                "back from a backup. Only if you know that the log begins with its first record, delete it"
+                f"{unfinished.name} in {self.store.url}: {unfinished.trouble}, and there is no other snapshot. Restore "
+                "it from a backup. Delete it only if you know that the log still has its first record"
             )
         if epoch is not None and ids:
             raise StoreError(
@@ -297,13 +297,13 @@ class Snapshots:
         theirs = manifest.body
         if theirs.format != FORMAT:
             raise WrongStore(
-                f"{manifest.name} in {self.store.url} has format {theirs.format}, and this version of Headrace reads "
+                f"{manifest.name} in {self.store.url} has format {theirs.format}, but this version of Headrace reads "
                 f"format {FORMAT}: use the version that wrote it"
             )
         if theirs.identity != self.identity:
             raise WrongStore(
-                f"{self.store.url} holds snapshots of {shown_identity(theirs.identity)}, and this is "
-                f"{shown_identity(self.identity)}: use its own store, or an empty one"
+                f"{self.store.url} holds snapshots of {shown_identity(theirs.identity)}, but this is "
+                f"{shown_identity(self.identity)}: use the right store, or an empty one"
             )
 
     def _tables(self, manifest: Manifest) -> Tables:

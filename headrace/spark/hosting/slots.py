@@ -17,8 +17,8 @@ CHECK_S = 0.1
 def check_settings(context: SparkContext) -> None:
     if context.getConf().get("spark.dynamicAllocation.enabled", "false") == "true":
         raise ConfigError(
-            "spark.dynamicAllocation.enabled is true: Spark would take executors away and give them back, and workers "
-            "stay. Set it to false for the session that hosts them"
+            "spark.dynamicAllocation.enabled is true: Spark would remove executors, but workers must keep theirs. Set "
+            "it to false for the session that hosts the workers"
         )
 
 
@@ -37,11 +37,13 @@ def check_slots(context: SparkContext, workers: int, patience_s: float) -> None:
         now_s = time.monotonic()
         if now_s - began_s > patience_s or (slots and now_s - changed_s > min(SETTLED_S, patience_s)):
             what = (
-                f"this app has {slots}" if slots else "Spark has given this app no executor: has the master free cores?"
+                f"this app has {slots}"
+                if slots
+                else "Spark has given this app no executor: does the master have free cores?"
             )
             raise ConfigError(
-                f"{workers} workers need {needed} Spark slots, one each and {SLOTS_SPARE} for the streams that feed "
-                f"them; {what}. Start fewer workers, or give the app more cores (spark.cores.max, "
+                f"{workers} workers need {needed} Spark slots, one for each worker and {SLOTS_SPARE} for the streams "
+                f"that feed them; {what}. Start fewer workers, or give the app more cores (spark.cores.max, "
                 "spark.executor.cores, more Spark workers)"
             )
         time.sleep(CHECK_S)

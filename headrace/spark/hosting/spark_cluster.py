@@ -55,8 +55,8 @@ def hosts_on(spark: SparkSession, workers: int) -> Hosts:
         context = spark.sparkContext
     except Exception:  # a Spark Connect session has none
         raise ConfigError(
-            "workers need a Spark session that runs in this process, and this one is a client of Spark Connect: make "
-            "one with headrace.spark.session(master='spark://...')"
+            "workers need a Spark session that runs in this process, but this one is a Spark Connect client: make one "
+            "with headrace.spark.session(master='spark://...')"
         ) from None
     if is_local(context.master or ""):
         return Processes()

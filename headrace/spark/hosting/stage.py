@@ -54,7 +54,9 @@ def gist(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith(("headrace.errors.", "ModuleNotFoundError", "ImportError"))]
     if any("No module named 'headrace'" in line for line in told):
-        told.append("(headrace must be installed for the Python that Spark's executors run: set PYSPARK_PYTHON to it)")
+        told.append(
+            "(install headrace for the Python that Spark's executors run, and set PYSPARK_PYTHON to that Python)"
+        )
     return " ".join(told or lines[:2])[:600]
 
 
@@ -202,7 +204,7 @@ class SparkHosts:
         worker = TaskWorker(msgspec.structs.replace(job, path=shipped(job.path), store=store), self._started)
         self._hand_over(worker)
         if not self._thread.is_alive():  # no task would ever get it
-            worker.relay_end.send(StartFailed(self._fatal or "the seats of the workers are closed"))
+            worker.relay_end.send(StartFailed(self._fatal or "the Spark stage that hosts the workers is closed"))
         return worker
 
     def check(self, workers: int) -> None:
@@ -226,8 +228,8 @@ class SparkHosts:
                 self._turn()
             self._end_tasks()
         except BaseException as error:
-            LOG.exception("the seats of the workers broke")
-            self._give_up(f"the seats of the workers broke: {error!r}")
+            LOG.exception("hosting the workers in Spark tasks failed")
+            self._give_up(f"hosting the workers in Spark tasks failed: {error!r}")
         finally:
             for worker in self._workers.values():
                 worker.relay_end.close()
@@ -279,7 +281,7 @@ class SparkHosts:
             if not set(self._workers) <= set(stage.tickets.values()):
                 self._end_stage("more workers are wanted")
             elif now_s > stage.warn_s and len(stage.tasks) < len(stage.tickets):
-                LOG.warning("%s workers wait for free Spark slots", len(stage.tickets) - len(stage.tasks))
+                LOG.warning("%s workers are waiting for free Spark task slots", len(stage.tickets) - len(stage.tasks))
                 stage.warn_s = now_s + SLOTS_WARN_S
             if now_s - self._ping_s > PING_S:
                 self._ping_s = now_s
@@ -296,11 +298,11 @@ class SparkHosts:
         try:
             envelope = self._decoder.decode(parts[0])
         except msgspec.DecodeError:
-            return self._end_stage(f"the seat of worker {number} talks nonsense")
+            return self._end_stage(f"the task that hosts worker {number} sent an invalid message")
         task, message, worker = stage.tasks.get(number), envelope.message, self._workers.get(number)
         if task is None and isinstance(message, TaskReady):
             stage.tasks[number], stage.was_reached = ConnectedTask(message), True
-            LOG.info("worker %s has a seat on %s", number, message.host)
+            LOG.info("worker %s is hosted on %s", number, message.host)
             self._write(number, EndProcess(0) if stage.is_over else None)
             if worker is not None:
                 self._place(worker)
@@ -308,7 +310,7 @@ class SparkHosts:
         if stage.is_over:
             return None
         if task is None or envelope.number != task.received + 1:
-            return self._end_stage(f"the connection to the seat of worker {number} broke")
+            return self._end_stage(f"the connection to the task that hosts worker {number} broke")
         task.received += 1
         if worker is None or worker.worker != envelope.worker or isinstance(message, TaskReady | None):
             return None
@@ -328,7 +330,7 @@ class SparkHosts:
             self._socket.send_multipart([stage.ticket_of[number], data], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             del stage.tasks[number]
-            self._end_stage(f"the seat of worker {number} cannot be reached: {error}")
+            self._end_stage(f"the task that hosts worker {number} cannot be reached: {error}")
 
     # --- workers ---
 
@@ -356,7 +358,7 @@ class SparkHosts:
         if worker.relay_end.is_dead:
             self._drop(worker)
             if worker.has_task:  # and the cluster has stopped waiting for its end: the task is stuck
-                self._end_stage(f"the seat of worker {worker.number} does not answer")
+                self._end_stage(f"the task that hosts worker {worker.number} does not answer")
 
     def _drop(self, worker: TaskWorker) -> None:
         if self._workers.get(worker.number) is worker:
@@ -396,8 +398,8 @@ class SparkHosts:
         while slots_of(self._context) < len(stage.tickets) and not stage.is_over:
             if time.monotonic() > until_s:
                 raise Stopped(
-                    f"Spark has lost executors, and for {SLOTS_AGAIN_S_MAX:.0f} s there were less than the "
-                    f"{len(stage.tickets)} slots that the workers need: see to the Spark cluster, and start again"
+                    f"Spark has lost executors, and for {SLOTS_AGAIN_S_MAX:.0f} s there were fewer than the "
+                    f"{len(stage.tickets)} task slots that the workers need: fix the Spark cluster, and start again"
                 )
             time.sleep(CHECK_S)
 
@@ -406,7 +408,7 @@ class SparkHosts:
         stage = self._stage
         if stage is None or stage.is_over:
             return
-        LOG.warning("the Spark stage of the workers ends: %s", why)
+        LOG.warning("ending the Spark stage that hosts the workers: %s", why)
         self._abandon(stage)
         self._cancel()
 
@@ -414,7 +416,7 @@ class SparkHosts:
         try:
             self._context.cancelJobGroup(self._group)
         except Exception as error:  # the session was stopped: the job has ended too
-            LOG.warning("the Spark job of the workers could not be cancelled: %s", gist(error))
+            LOG.warning("the Spark job that hosts the workers could not be cancelled: %s", gist(error))
 
     def _abandon(self, stage: Stage) -> None:
         stage.is_over = True  # before the pipes close: the cluster then asks `lost_with`
@@ -428,7 +430,7 @@ class SparkHosts:
     def _note_ended(self, over: StageEnded) -> None:
         stage, now_s = over.stage, time.monotonic()
         if not stage.is_over:
-            LOG.warning("the Spark stage of the workers has ended: %s", over.why)
+            LOG.warning("the Spark stage that hosts the workers has ended: %s", over.why)
             self._abandon(stage)
         self._stage = None
         self._failures = 1 if now_s - stage.submitted_s > STEADY_S else self._failures + 1

@@ -35,8 +35,8 @@ WAIT_MS = 200
 FIRST_MESSAGE_S_MAX = 15.0  # for the first message from the driver
 SILENCE_S_MAX = 30.0  # of the driver, after that: Spark notices sooner if it has died
 ADVICE = (
-    "An app must be importable where Spark's executors run: install it there, keep it in a folder that they share with "
-    "the driver, or ship it with spark.sparkContext.addPyFile(...)"
+    "The app must be importable on Spark's executors: install it there, keep it in a folder that they share with the "
+    "driver, or ship it with spark.sparkContext.addPyFile(...)"
 )
 
 
@@ -134,7 +134,7 @@ class WorkerTask:
         self._received += 1
         self._heard_s = time.monotonic()
         if envelope.number != self._received:
-            raise BadMessage(f"letter {self._received} of the driver is missing: the connection broke")
+            raise BadMessage(f"message {self._received} from the driver is missing: the connection broke")
         message = envelope.message
         if isinstance(message, Job):
             self._end(0.0)
@@ -153,8 +153,8 @@ class WorkerTask:
         limit_s = SILENCE_S_MAX if self._received else FIRST_MESSAGE_S_MAX
         if time.monotonic() - self._heard_s > limit_s:
             raise Unreachable(
-                f"on {self.host} nothing was heard of the driver at {self.stage_info.endpoint} for {limit_s:.0f} s: "
-                "set spark.driver.host to an address that executors reach, and let them through to its ports"
+                f"on {self.host} nothing was received from the driver at {self.stage_info.endpoint} for {limit_s:.0f} "
+                "s: set spark.driver.host to an address that executors can reach, and open its ports to them"
             )
 
     # --- the worker ---
@@ -163,7 +163,8 @@ class WorkerTask:
         self._worker = worker
         if job.store is not None and "://" not in job.store and not Path(job.store, IDENTITY).is_file():
             why = (
-                f"{job.store} is no store on {self.host}: give a folder that all machines share, or a bucket, s3://..."
+                f"{job.store} is not a store on {self.host}: give a folder that all machines share, or a bucket, "
+                "s3://..."
             )
             self._write(StartFailed(why), worker)
             return

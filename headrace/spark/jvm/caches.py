@@ -50,4 +50,4 @@ def _jar_of(artifact: Any) -> Path:
         if zipfile.is_zipfile(jar):
             return jar
         jar.unlink()
-    raise RuntimeError(f"{jar.name} was cut short, twice")
+    raise RuntimeError(f"{jar.name} was truncated in two downloads")

@@ -63,13 +63,17 @@ def write(path: Path) -> None:
         try:
             ran = subprocess.run(words, capture_output=True, text=True, timeout=REHEARSAL_S_MAX, check=False)
             if ran.returncode or not made.exists():
-                raise JavaMissing(f"the archive of Spark's classes was not made: {(ran.stdout + ran.stderr)[-800:]}")
+                raise JavaMissing(
+                    f"the archive of Spark's classes could not be made: {(ran.stdout + ran.stderr)[-800:]}"
+                )
             if sys.prefix != sys.base_prefix:
                 for other in path.parent.glob("spark-*.jsa"):
                     other.unlink(missing_ok=True)
             os.replace(made, path)
         except subprocess.TimeoutExpired:
-            raise JavaMissing(f"Spark did not end its rehearsal within {REHEARSAL_S_MAX:.0f} s") from None
+            raise JavaMissing(
+                f"the run of Spark that makes the archive did not end within {REHEARSAL_S_MAX:.0f} s"
+            ) from None
         finally:
             made.unlink(missing_ok=True)
 

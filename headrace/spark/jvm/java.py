@@ -67,7 +67,7 @@ def find_java() -> tuple[Path, int]:
             return home, version
         seen[home.resolve()] = f"{home} ({f'Java {version}' if version else 'does not start'})"
     others = f" Found only: {', '.join(seen.values())}." if seen else ""
-    raise JavaMissing(f"Spark needs a Java 17 or 21 and there is none.{others} To mend it: {HINT}")
+    raise JavaMissing(f"Spark needs Java 17 or 21, and none was found.{others} To fix it: {HINT}")
 
 
 def install_java() -> tuple[Path, int]:
@@ -83,7 +83,7 @@ def install_java() -> tuple[Path, int]:
         try:
             download(cache)
         except Exception as error:
-            raise JavaMissing(f"the download of a Java failed: {error}. To mend it: {HINT}") from error
+            raise JavaMissing(f"the download of Java failed: {error}. To fix it: {HINT}") from error
     return find_java()
 
 

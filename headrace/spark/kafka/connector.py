@@ -56,8 +56,8 @@ def packages() -> str:
 
 def hint() -> str:
     return (
-        f"run: pip install 'headrace[kafka]' && headrace doctor --install-kafka; or start Spark with {packages()} "
-        f"(in spark-defaults.conf, say)"
+        f"run: pip install 'headrace[kafka]' && headrace doctor --install-kafka; or start Spark with {packages()} (for "
+        "instance in spark-defaults.conf)"
     )
 
 
@@ -82,7 +82,7 @@ def find() -> Connector | None:
 def require() -> Connector:
     found = find()
     if found is None:
-        raise ConnectorMissing(f"Spark's Kafka connector is not there. To get it {hint()}")
+        raise ConnectorMissing(f"Spark's Kafka connector is not installed. To install it, {hint()}")
     return found
 
 
@@ -105,7 +105,9 @@ def fetch() -> Connector:
         print(f"Fetching Spark's Kafka connector ({SIZE}) from Maven Central into {cache()} ...", file=sys.stderr)
         for jars in resolutions(tried):
             return keep(jars)
-    raise ConnectorMissing(f"the download of Spark's Kafka connector failed: {'; '.join(tried)}. To get it {hint()}")
+    raise ConnectorMissing(
+        f"the download of Spark's Kafka connector failed: {'; '.join(tried)}. To install it, {hint()}"
+    )
 
 
 def resolutions(tried: list[str]) -> Iterator[list[Path]]:

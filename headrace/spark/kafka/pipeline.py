@@ -142,7 +142,7 @@ class Pipeline:
     ) -> None:
         """`checkpoint` is where Spark keeps its progress: by default in the store, if that is a folder."""
         if not connector.is_loaded(spark):
-            raise ConnectorMissing(f"this Spark has no Kafka connector. To get it {connector.hint()}")
+            raise ConnectorMissing(f"this Spark session has no Kafka connector. To install it, {connector.hint()}")
         check_tries(spark)
         self.kafka, self.spark, self.messages_max = kafka, register(spark), messages_max
         self.store = open_store(store)
@@ -159,8 +159,8 @@ class Pipeline:
     def _place(self) -> str:
         if not self.store.can_append:
             raise BadRequest(
-                f"where shall Spark keep how far it has come with Kafka? It cannot be in {self.store.url}: give a "
-                "folder with --checkpoint, and keep it as long as the store"
+                f"Spark's checkpoint for Kafka cannot be in {self.store.url}: give a folder with --checkpoint, and "
+                "keep it as long as the store"
             )
         return f"{self.store.url}/{PLACE}"
 
@@ -220,7 +220,7 @@ class Pipeline:
         except StreamError as error:
             self._failed = error
         except Exception as error:
-            self._failed = StreamError(f"Spark does not answer any more: {type(error).__name__}: {first_line(error)}")
+            self._failed = StreamError(f"Spark no longer answers: {type(error).__name__}: {first_line(error)}")
 
     # --- the queries ---
 
@@ -274,11 +274,9 @@ def check_tries(spark: SparkSession) -> None:
     conf = spark.sparkContext.getConf()
     has_one_try = re.fullmatch(r"local(\[[^,]*\])?", str(conf.get("spark.master", "")))
     if not has_one_try and conf.get("spark.task.maxFailures") != "1":
-        raise StreamError(
-            "replies would be written again by tasks that Spark tries again: set spark.task.maxFailures=1"
-        )
+        raise StreamError("a task that Spark retries would write its replies again: set spark.task.maxFailures=1")
     if conf.get("spark.speculation", "false") == "true":
-        raise StreamError("replies would be written twice by tasks that Spark runs twice: set spark.speculation=false")
+        raise StreamError("a task that Spark runs twice would write its replies twice: set spark.speculation=false")
 
 
 class StartPoint(msgspec.Struct, frozen=True):
@@ -329,7 +327,7 @@ class ReplyTopic:
         if self._is_first:
             known = written(rows.sparkSession, self.kafka, self._since, self._query, batch)
             if known:
-                LOG.info("%d replies are in %s already, and are not written again", len(known), self.kafka.replies)
+                LOG.info("%d replies are already in %s and are not written again", len(known), self.kafka.replies)
                 rows = without(rows, known)
         writer = (
             rows.select(
@@ -420,7 +418,7 @@ class KeptQuery:
             raise StreamError(f"the stream of {self.name} failed {self._tries} times in a row: {why}")
         pause_s = min(PAUSE_S * 2 ** (self._tries - 1), PAUSE_S_MAX)
         self._again_s = time.monotonic() + pause_s
-        LOG.warning("the stream of %s has failed and starts again in %.1f s: %s", self.name, pause_s, why)
+        LOG.warning("the stream of %s failed and restarts in %.1f s: %s", self.name, pause_s, why)
 
     def metrics(self) -> dict[str, Any]:
         progress = None if self._query is None else self._query.lastProgress

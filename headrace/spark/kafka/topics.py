@@ -38,7 +38,7 @@ class Kafka:
 
     def __post_init__(self) -> None:
         if not self.requests or not all(self.requests) or not self.replies:
-            raise BadRequest("Kafka needs topics: --requests TOPIC[,TOPIC...] and --replies TOPIC")
+            raise BadRequest("Kafka needs topics: give --requests TOPIC[,TOPIC...] and --replies TOPIC")
         if self.replies in self.requests:
             raise BadRequest(
                 f"replies cannot go to {self.replies!r}, where requests come from: they would be read again"
@@ -65,7 +65,7 @@ def read_properties(path: str) -> dict[str, str]:
             continue
         if not mark or not name.strip():
             raise BadRequest(
-                f"{path}, line {number} is no property: {line.strip()!r}; security.protocol=SSL would be one"
+                f"{path}, line {number} is not a property: {line.strip()!r}; write it like security.protocol=SSL"
             )
         found[name.strip()] = value.strip()
     return found
@@ -85,7 +85,7 @@ class Admin:
         missing = [topic for topic in (*self.kafka.requests, self.kafka.replies) if topic not in there]
         if missing:
             raise BadRequest(
-                f"{self.kafka.brokers} has no topic {', '.join(missing)}, or none that this user may see. To make one: "
+                f"{self.kafka.brokers} has no topic {', '.join(missing)}, or this user may not see it. To create it: "
                 f"kafka-topics.sh --bootstrap-server {self.kafka.brokers} --create --topic {missing[0]}"
             )
 
@@ -132,9 +132,7 @@ def admin(spark: SparkSession, kafka: Kafka) -> Iterator[Admin]:
     try:
         client = jvm.org.apache.kafka.clients.admin.AdminClient.create(given)
     except Py4JJavaError as error:
-        raise BadRequest(
-            f"Kafka's client does not take the settings for {kafka.brokers}: {said_in_java(error)}"
-        ) from None
+        raise BadRequest(f"Kafka's client rejects the settings for {kafka.brokers}: {said_in_java(error)}") from None
     try:
         yield Admin(spark, kafka, client)
     finally:

@@ -75,9 +75,9 @@ class Wanted:
             options.get("callJson", ""),
         )
         if wanted.args and wanted.args_json:
-            raise StreamError("give args, a list of columns, or argsJson, one column with a list in JSON; not both")
+            raise StreamError("give either args, a list of columns, or argsJson, one column with a JSON list, not both")
         if wanted.call_json and (wanted.function or wanted.args or wanted.args_json):
-            raise StreamError("callJson has all of a call: leave out function, args and argsJson")
+            raise StreamError("callJson holds the whole call: leave out function, args and argsJson")
         return wanted
 
     def columns(self) -> list[str]:
@@ -89,8 +89,8 @@ class Wanted:
             raise StreamError(f"the stream has no column {', '.join(missing)}; it has: {', '.join(columns)}")
         if not self.function and not self.call_json and "function" not in columns:
             raise StreamError(
-                "which function do the rows call? Name it, as in option function = account.transfer, or give a column "
-                f"function; the columns are: {', '.join(columns)}"
+                "no function to call: name it, as in option function = account.transfer, or add a column function; "
+                f"the columns are: {', '.join(columns)}"
             )
 
     def check_function(self, store: Store) -> None:
@@ -101,7 +101,7 @@ class Wanted:
             current = read_checked(store, CURRENT)
         except (ObjectMissing, ValueError):
             raise StreamError(
-                f"{store.url} was not opened by an app yet: start the app with this store first"
+                f"{store.url} has not been opened by an app yet: start the app with this store first"
             ) from None
         known = current["functions"].get(self.function)
         if known is None:
@@ -210,7 +210,7 @@ class StreamWriter(CallsWriter, DataSourceStreamArrowWriter):
         assert task is not None
         query, batch = task.getLocalProperty(QUERY), task.getLocalProperty(BATCH)
         if query is None or batch is None:
-            raise StreamError("Spark did not tell which query this is: headrace.calls needs Spark 4.1 or later")
+            raise StreamError("Spark did not pass the query's id: headrace.calls needs Spark 4.1 or later")
         return self._write(iterator, query, int(batch), task.partitionId())
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -237,13 +237,16 @@ class TableWriter(CallsWriter, DataSourceArrowWriter):
         super().__init__(options, schema)
         name = options.get("name", "")
         if name.startswith(ONCE):
-            raise StreamError(f"the name {name!r} begins as those that are made up do: give one without {ONCE!r}")
+            raise StreamError(
+                f"the name {name!r} starts with {ONCE!r}, which is reserved for generated names: give another name"
+            )
         self.query = name or f"{ONCE}{uuid.uuid4()}"
         try:
             check_name(segment_name((self.query, 0), 0))
         except StoreError:
             raise StreamError(
-                f"{name!r} is no name for a table of calls: letters, digits and _.=+@- are, and not too many of them"
+                f"{name!r} is not a valid name for a table of calls: use letters, digits and _.=+@-, and not too many "
+                "of them"
             ) from None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommit:

@@ -70,7 +70,7 @@ class ChangesLog(Epochs):
         if options.get("as", "json") not in ("json", "columns"):
             raise StreamError(f'the option "as" is {options.get("as")!r}; it must be json or columns')
         if self.is_typed and self.operator is None:
-            raise StreamError('typed columns are those of one operator: name it with .option("operator", ...)')
+            raise StreamError('typed columns need one operator: name it with .option("operator", ...)')
 
     def origin(self, store: Store) -> int:
         _, last, newest = self._newest(store)
@@ -116,7 +116,7 @@ class ChangesLog(Epochs):
             self.shape = declared(read_fingerprint(store, current), self.operator)
             if self.shape is None:
                 raise StreamError(
-                    f"operator {self.operator!r} does not say what its state is: declare it, as in "
+                    f"operator {self.operator!r} does not declare its state: declare it, as in "
                     f'app.operator({self.operator!r}, state=...), or leave out option("as", "columns")'
                 )
 
@@ -139,7 +139,7 @@ class ChangesLog(Epochs):
             known = ", ".join(sorted(since)) or "none"
             raise StreamError(
                 f"operator {self.operator!r} does not log its changes; those that do: {known}. Turn it on with "
-                f"app.operator({self.operator!r}, changes=True), and start the app again"
+                f"app.operator({self.operator!r}, changes=True), and restart the app"
             )
         return found
 
@@ -147,10 +147,10 @@ class ChangesLog(Epochs):
         if epoch < oldest:
             whose = "" if self.operator is None else f" of operator {self.operator!r}"
             raise StreamError(
-                f"the changes of epoch {epoch}{whose} are not there: those of epoch {oldest} are the oldest. Before it "
-                "they were not logged, or are not kept any more (Config(reply_retention_us=...) says for how long). "
-                f'Begin there, with .option("startingEpoch", {oldest}) and a new checkpoint; what was before is in the '
-                f'state: .format("headrace.state").option("asOfEpoch", {oldest - 1})'
+                f"the changes of epoch {epoch}{whose} are not available: those of epoch {oldest} are the oldest. "
+                "Earlier ones were not logged, or are no longer kept (Config(reply_retention_us=...) sets for how "
+                f'long). Start there, with .option("startingEpoch", {oldest}) and a new checkpoint; for the state '
+                f'before it, read .format("headrace.state").option("asOfEpoch", {oldest - 1})'
             )
         super().check_begin(epoch, oldest, last)
 
@@ -175,21 +175,21 @@ class ChangesLog(Epochs):
         read."""
         if changes.epoch != epoch or epoch < changes.begin:
             raise StreamError(
-                f"the changes of epochs {epoch} to {changes.begin - 1} were not logged. Begin anew, with "
+                f"the changes of epochs {epoch} to {changes.begin - 1} were not logged. Start again, with "
                 f'.option("startingEpoch", {changes.begin}) and a new checkpoint'
             )
         if self.operator is not None and self.operator not in changes.since:
             raise StreamError(
-                f"operator {self.operator!r} ceased to log its changes before epoch {epoch}: what it changed then is "
-                "not known. Turn changes=True on again, and begin anew with a new checkpoint"
+                f"operator {self.operator!r} stopped logging its changes before epoch {epoch}: what it changed then is "
+                "not known. Set changes=True again, and start again with a new checkpoint"
             )
         if self._watched(changes.header.breaks) != mark:
             unbroken = changes.unbroken(self.operator)
             raise StreamError(
-                f"before epoch {unbroken} states were loaded, migrated, or changed without being logged: what was read "
-                f'up to then does not lead to the state. Begin anew, with .option("startingEpoch", {unbroken}) and a '
-                'new checkpoint; what was before is in the state: .format("headrace.state")'
-                f'.option("asOfEpoch", {unbroken - 1})'
+                f"before epoch {unbroken} states were loaded, migrated, or changed without being logged: the changes "
+                f'read up to then do not add up to the state. Start again, with .option("startingEpoch", {unbroken}) '
+                'and a new checkpoint; for the state before it, read .format("headrace.state").option("asOfEpoch", '
+                f"{unbroken - 1})"
             )
 
 

@@ -103,12 +103,12 @@ class Epochs(ABC):
     def check_begin(self, epoch: int, oldest: int, last: int | None = None) -> None:
         """A stream can begin with an epoch that is kept, or with the next one."""
         if last is not None and epoch > last + 1:
-            raise StreamError(f"startingEpoch is {epoch}, and the last epoch so far is {last}")
+            raise StreamError(f"startingEpoch is {epoch}, but the last epoch so far is {last}")
         if epoch < oldest:
             raise StreamError(
-                f"{self.what} of epoch {epoch} are not kept any more: those of epoch {oldest} are the oldest. Begin "
+                f"{self.what} of epoch {epoch} are no longer kept: those of epoch {oldest} are the oldest. Start "
                 f'there, with .option("startingEpoch", {oldest}) and a new checkpoint; Config(reply_retention_us=...) '
-                "says for how long they are kept"
+                "sets how long they are kept"
             )
 
     def read(self, stretch: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -136,9 +136,9 @@ class Epochs(ABC):
         if trouble is not None and not (isinstance(trouble, LogBroken) and last < number):
             raise trouble
         raise StreamError(
-            f"{self.what} of epoch {number + origin} were there and are not any more: {store.url}/{self.folder} ends "
-            f"with epoch {last + origin}. If the machine went down they come again when the app starts; start the "
-            "query again then"
+            f"{self.what} of epoch {number + origin} were there and are now missing: {store.url}/{self.folder} ends "
+            f"with epoch {last + origin}. If the machine crashed, they are written again when the app starts; start "
+            "the query again after that"
         )
 
 
@@ -219,9 +219,9 @@ class EpochStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(self, offset: dict[str, Any]) -> None:
         if offset.get("cluster", self._cluster) != self._cluster:
             raise StreamError(
-                f"the checkpoint is of another store (its cluster is {offset['cluster']}, here it is {self._cluster}), "
-                "whose epochs are not those of this one. Give the store that it belongs to, or start the query with a "
-                "new checkpoint location"
+                f"the checkpoint belongs to another store (its cluster is {offset['cluster']}, this one is "
+                f"{self._cluster}), which has other epochs. Give the store that it belongs to, or start the query with "
+                "a new checkpoint location"
             )
 
     def _look(self) -> tuple[int, int]:
@@ -254,7 +254,7 @@ class EpochTable(DataSourceReader):
         end = self.epochs.ending or last
         self.epochs.check_begin(first, oldest, last)
         if end > last:
-            raise StreamError(f"endingEpoch is {end}, and the last epoch so far is {last}")
+            raise StreamError(f"endingEpoch is {end}, but the last epoch so far is {last}")
         if first > end:
             return []
         stretches = tail.cut(first - origin, end - origin, self.epochs.partitions_max, PARTITION_BYTES_MIN)
@@ -282,5 +282,7 @@ class EpochSource(DataSource):
     def streamReader(self, schema: StructType) -> EpochStream:
         epochs = self.epochs(self.options)
         if epochs.ending:
-            raise StreamError("endingEpoch is for spark.read: a stream goes on (availableNow ends with what there is)")
+            raise StreamError(
+                "endingEpoch is for spark.read only: a stream does not end (availableNow stops at the last epoch)"
+            )
         return EpochStream(epochs)

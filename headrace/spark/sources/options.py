@@ -18,9 +18,10 @@ def store_of(options: Mapping[str, str]) -> Store:
         if identity_of(store) is not None:
             return store
     except StoreError as error:
-        raise StreamError(f"no store of Headrace at {where}: {error}") from None
+        raise StreamError(f"no Headrace store at {where}: {error}") from None
     raise StreamError(
-        f"no store of Headrace at {where}: it is empty. Give the place that Runtime(store=...) or `run --store` got"
+        f"no Headrace store at {where}: it is empty. Give the path that Runtime(store=...) or `headrace run --store` "
+        "uses"
     )
 
 
@@ -28,7 +29,7 @@ def url_of(options: Mapping[str, str]) -> str:
     where = options.get("path") or options.get("store")
     if not where:
         raise StreamError(
-            'which store? Give its place: .load("bank-store"), .start("bank-store") or .option("path", ...)'
+            'give the path of the store: .load("bank-store"), .start("bank-store") or .option("path", ...)'
         )
     return where
 
@@ -55,7 +56,7 @@ def whole(options: Mapping[str, str], name: str, default: int, least: int = 0) -
     except ValueError:
         number = least - 1
     if number < least:
-        raise StreamError(f"the option {name} is {given!r}; it must be a whole number from {least} on")
+        raise StreamError(f"the option {name} is {given!r}; it must be a whole number, at least {least}")
     return number
 
 
@@ -68,5 +69,7 @@ def names(options: Mapping[str, str], name: str) -> list[str]:
         try:
             return [str(each) for each in json.loads(given)]
         except ValueError:
-            raise StreamError(f"the option {name} is {given!r}; it must be names between commas") from None
+            raise StreamError(
+                f"the option {name} is {given!r}; it must be comma-separated names, or a JSON list"
+            ) from None
     return [each.strip() for each in given.split(",") if each.strip()]

@@ -21,8 +21,8 @@ def register(spark: SparkSession) -> SparkSession:
     version = tuple(int(part) for part in spark.version.split(".")[:2])
     if version < OLDEST:
         raise StreamError(
-            f"this is Spark {spark.version}, and Headrace needs {'.'.join(map(str, OLDEST))} or later, where Python "
-            "can write a stream in Arrow: install pyspark 4.3, and use it for the cluster, too"
+            f"this is Spark {spark.version}, but Headrace needs {'.'.join(map(str, OLDEST))} or later, where Python "
+            "can write a stream in Arrow: install pyspark 4.3, and use it for the cluster too"
         )
     for source in SOURCES:
         spark.dataSource.register(source)

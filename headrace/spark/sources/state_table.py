@@ -76,7 +76,7 @@ class StateQuery:
         self.pushes = flag(options, "pushdown", int(pyspark.__version__.partition(".")[0]) >= 5)
         self.app = options.get("app")
         if self.is_live and (self.epoch is not None or self.partitions > 1):
-            raise StreamError("a live table is the newest state, in one partition: leave asOfEpoch and partitions out")
+            raise StreamError("a live table is the newest state, in one partition: leave out asOfEpoch and partitions")
 
     @staticmethod
     def _as_json(options: Mapping[str, str]) -> bool:
@@ -115,8 +115,8 @@ class StateSource(DataSource):
         shape = JSON if asked.is_json else declared(fingerprint, asked.operator) or look.shape()
         if asked.key in (column.name for column in shape.columns):
             raise StreamError(
-                f"operator {asked.operator!r} has a field {asked.key!r} already: give the column of the keys another "
-                'name, as in option("keyColumn", "id")'
+                f"operator {asked.operator!r} already has a field {asked.key!r}: give the key column another name, as "
+                'in option("keyColumn", "id")'
             )
         fields = [pa.field(asked.key, look.key_type(), nullable=False)]
         fields += [
@@ -184,7 +184,7 @@ class StateReader(DataSourceReader):
         if stranger:
             raise StreamError(
                 f"the states of operator {self.asked.operator!r} have no {', '.join(stranger)}; they have: "
-                f"{', '.join(names)} (and the keys are the column {self.asked.key!r})"
+                f"{', '.join(names)} (and the key column is {self.asked.key!r})"
             )
         return columns
 
@@ -367,8 +367,8 @@ def keys_as(keys: Columns, type: pa.DataType, operator: str) -> pa.Array:
     for key in found:
         if not isinstance(key, wanted):
             raise StreamError(
-                f"operator {operator!r} has the key {shown(key)}, and the column of the keys is {type}: make it a "
-                'string, as in .schema("key string, ...")'
+                f"operator {operator!r} has the key {shown(key)}, but the key column is {type}: make it a string, as "
+                'in .schema("key string, ...")'
             )
     return pa.array(found, type)
 
