@@ -11,7 +11,6 @@ import datetime
 import decimal
 import random
 import threading
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from headrace.wire.messages import Final, Made, Run, Traffic
 from headrace.wire.values import Values
 from tests.cluster import Cluster, check_like_the_loop, exactly, looped, on, outcome, plant
 from tests.durability.hand import Hand, after_power_loss, memory
+from tests.waiting import eventually
 
 app = App("holes")
 thing = app.operator("thing")
@@ -592,8 +592,7 @@ def test_b11_nothing_is_acknowledged_before_it_is_synced_and_b12_nobody_waits_fo
         first = runtime.client.submit("first", [(add, "n", 1)], wait=False)
         assert store.reached.wait(30)
         second = runtime.client.submit("second", [(add, "n", 1)], wait=False)
-        while runtime.metrics()["committed"] < 2:
-            time.sleep(0.001)
+        eventually(lambda: runtime.metrics()["committed"] >= 2, pause_s=0.001)
         assert not first.done()
         assert not second.done()
         assert store.store.disk.worst().files.keys() == store.store.disk.files.keys()

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from headrace.durability.log.records import EpochHeader, unpack
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.store import DirectoryStore
 from headrace.errors import AppChanged, HeadraceError, LogBroken, SnapshotBroken, StoreError, StoreFull, WrongStore
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parent.parent
 BANK = "examples.bank:app"
@@ -344,13 +344,6 @@ def test_what_comes_from_chance_time_and_outside_is_the_same_in_a_replay(
     with Runtime(app, store=tmp_path / "new") as runtime:
         assert runtime.get("thing", "ask 0") == there["ask 0"]
         assert runtime.get("thing", "ask 4") is None
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.005)
 
 
 def test_where_no_replies_are_kept_two_replays_are_compared(

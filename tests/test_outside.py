@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import random
 import threading
-import time
 import uuid
 import zlib
 from collections.abc import Generator
@@ -25,6 +24,7 @@ from headrace.model.chance import Chance, is_id
 from headrace.sim.oracle import path
 from tests.outside import SECOND, World, response
 from tests.test_serializability import MANY
+from tests.waiting import eventually
 
 # --- random programs --------------------------------------------------------------------------------------------------
 
@@ -626,9 +626,7 @@ def test_the_outside_world_is_asked_again_with_the_same_key_and_then_given_up(wh
     with Runtime(real) as runtime:
         (reply,) = runtime.client.batch([(inquire, "a", what)])
         runtime.client.call(write, "b", what)
-        deadline = time.monotonic() + 120
-        while runtime.get(desk, "b") is None and time.monotonic() < deadline:
-            runtime.client.call(filed, "waiting", None, None)
+        eventually(lambda: runtime.get(desk, "b") is not None or runtime.client.call(filed, "waiting", None, None))
         result, error = runtime.get(desk, "b")
     if what in TEXTS:
         assert reply.failure is not None

@@ -38,7 +38,8 @@ from tests.process import bank
 from tests.process.test_cluster import Load, is_alive
 from tests.process.test_serving import headrace, metrics, served
 from tests.spark.on_cluster import MARK
-from tests.spark.standalone import CORES, HOSTS, Standalone, command_of, eventually, parent_of, standalone
+from tests.spark.standalone import CORES, HOSTS, Standalone, command_of, parent_of, standalone
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 ANSWER_S_MAX, START_S_MAX = 600.0, 600.0  # only a hang takes this long
