@@ -17,7 +17,7 @@ from hypothesis import given
 
 from headrace.errors import BadValue
 from headrace.wire.values import Values, as_json, plain, wrap
-from tests.test_values import ALLOWED, VALUES, Fixed, Money, Point
+from tests.core.carried import ALLOWED, VALUES, Fixed, Money, Point
 
 
 def told(value: Any) -> Any:

@@ -12,12 +12,10 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Reply, Runtime
-from headrace.sim.cases import exactly, outcome
 from headrace.sim.oracle import Oracle
+from tests.cluster import exactly, looped, outcome
 from tests.driver import Driver
-from tests.programs import PROGRAMS, Program, app
-
-MANY = settings.default.max_examples  # type: ignore[union-attr]
+from tests.programs import MANY, PROGRAMS, Program, app
 
 # --- ways to run a log ------------------------------------------------------------------------------------------------
 
@@ -61,11 +59,6 @@ def run_engine(calls: Sequence[Any], way: Way) -> tuple[list[Reply], dict[Any, A
     return [reply for token in range(driver.submitted) for reply in driver.replies[token]], driver.state()
 
 
-def run_oracle(calls: Sequence[Any]) -> tuple[list[tuple[Any, ...]], dict[Any, Any]]:
-    oracle = Oracle()
-    return [oracle.transact(*call) for call in calls], oracle.state
-
-
 # --- the log is the order ---------------------------------------------------------------------------------------------
 
 
@@ -73,7 +66,7 @@ def run_oracle(calls: Sequence[Any]) -> tuple[list[tuple[Any, ...]], dict[Any, A
 @settings(max_examples=5 * MANY)
 def test_replies_and_state_are_those_of_a_loop_over_the_log(program: Program, way: Way) -> None:
     calls = program.calls()
-    expected, state = run_oracle(calls)
+    expected, state = looped(calls)
     replies, found = run_engine(calls, way)
     event(f"{sum(kind == 'aborted' for kind, *_ in expected)} aborts")
     assert list(map(repr, map(outcome, replies))) == list(map(repr, expected))
@@ -104,7 +97,7 @@ def test_tids_are_dense_and_increase_and_epochs_hold_them_in_order(program: Prog
 @settings(max_examples=MANY)
 def test_a_client_gets_the_replies_of_a_loop_over_the_log(program: Program, rows: int, epoch_max: int) -> None:
     calls = program.calls()
-    expected, state = run_oracle(calls)
+    expected, state = looped(calls)
     replies: list[Reply] = []
     with Runtime(app, Config(epoch_transactions_max=epoch_max)) as runtime:
         for at in range(0, len(calls), rows):

@@ -1,4 +1,5 @@
-"""Timers, external calls and what expires, when the engine is killed and another one goes on from its store."""
+"""Random programs with timers, external calls and what expires do what a loop over the log does: with any number of
+workers, with trouble, and when the engine is killed and another one goes on from its store."""
 
 from __future__ import annotations
 
@@ -15,10 +16,78 @@ from headrace.sim.disk import SimStore
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import Response
 from tests.cluster import exactly
+from tests.core.outside_programs import BODIES, LOGS, outside
 from tests.durability.hand import Hand, after_power_loss, memory
-from tests.outside import SECOND, check_nothing_is_left, response
-from tests.test_outside import BODIES, LOGS, outside
-from tests.test_serializability import MANY
+from tests.outside import SECOND, World, check_nothing_is_left, response
+from tests.programs import MANY
+
+
+class Way(NamedTuple):
+    workers: int
+    mode: str
+    transactions_max: int
+    in_flight_max: int
+    slice_calls: int
+    predict_after: int
+    batches: int
+    troubles: int  # workers that are lost, and changes of their number
+    seed: int
+
+
+WAYS = st.builds(
+    Way,
+    st.integers(0, 5),
+    st.sampled_from(["auto", "ordered"]),
+    st.sampled_from([1, 3, 12, 30]),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 500]),
+    st.sampled_from([1, 2, 1000]),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.integers(0, 1 << 32),
+)
+
+
+def play(bodies: Any, log: Any, way: Way) -> World:
+    outside.bodies = [bodies[body % len(bodies)] for body in range(3)]
+    calls = [(outside.forms[operator][form], key, *args) for operator, form, key, *args in log]
+    world = World(
+        outside.app,
+        way.workers,
+        way.mode,
+        way.seed,
+        epoch_transactions_max=way.transactions_max,
+        epochs_in_flight_max=way.in_flight_max,
+        slice_calls_max=way.slice_calls,
+        predict_after_runs=way.predict_after,
+    )
+    size = -(-len(calls) // way.batches)
+    rng = random.Random(way.seed)
+    for at in range(0, len(calls), size):
+        world.send(calls[at : at + size])
+        for _ in range(rng.randrange(30)):
+            world.deliver()
+        for _ in range(rng.randint(0, way.troubles)):
+            world.trouble()
+            for _ in range(rng.randrange(60)):
+                world.deliver()
+        if rng.random() < 0.5:
+            world.until(world.now_us + rng.choice([1, SECOND, 2 * SECOND + 1]))
+    world.until(world.now_us + 20 * SECOND)
+    return world
+
+
+@given(BODIES, LOGS, WAYS)
+@settings(max_examples=5 * MANY)
+def test_what_was_logged_gives_the_same_in_a_loop(bodies: Any, log: Any, way: Way) -> None:
+    world = play(bodies, log, way)
+    assert set(world.replies) == set(range(world.submitted)), "something was not answered"
+    world.check()
+    rows = [entry.name for epoch in world.epochs for entry in epoch.entries]
+    event(f"{way.workers} workers, timers: {'headrace.fire' in rows}, external: {bool(world.performed)}")
+
+
+# --- killed, and gone on from a store ---------------------------------------------------------------------------------
 
 
 def respond(perform: Perform) -> Responded:

@@ -15,9 +15,9 @@ from headrace.core.engine import Answer, Submit
 from headrace.core.ingress import Admission
 from headrace.runtime.client import Replies
 from headrace.sim.fleet import Fleet
+from tests.cluster import exactly, looped, outcome
 from tests.driver import Driver
-from tests.programs import PROGRAMS, Program, app
-from tests.test_serializability import MANY, exactly, outcome, run_oracle
+from tests.programs import MANY, PROGRAMS, Program, app
 
 
 class Way(NamedTuple):
@@ -82,7 +82,7 @@ def run_fleet(
 @settings(max_examples=10 * MANY)
 def test_ordered_epochs_give_what_a_loop_over_the_log_gives(program: Program, way: Way) -> None:
     calls = program.calls()
-    expected, state = run_oracle(calls)
+    expected, state = looped(calls)
     replies, found, metrics = run_fleet(calls, way)
     event(f"{way.workers} workers, gathered: {metrics['gathered'] > 0}")
     assert list(map(repr, map(outcome, replies))) == list(map(repr, expected))

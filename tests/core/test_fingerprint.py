@@ -18,7 +18,7 @@ import pytest
 from headrace import App
 from headrace.model.fingerprint import Fingerprint, fingerprint, needs_migration
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 BANK = '''
     """A bank."""
     from __future__ import annotations

@@ -18,7 +18,7 @@ from headrace.model import cron
 from headrace.model.cron import DAY_US, MINUTE_US, Cron, Interval
 from tests.durability.hand import Hand, after_power_loss, memory
 from tests.outside import SECOND, World
-from tests.test_serializability import MANY
+from tests.programs import MANY
 
 clocks = App("clocks")
 bell = clocks.operator("bell")

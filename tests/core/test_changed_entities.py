@@ -13,9 +13,9 @@ from headrace.core import program as programs
 from headrace.core.epoch import Epoch
 from headrace.core.program import MISSING, Program
 from headrace.core.serial import SerialExecutor
+from tests.cluster import exactly, looped
 from tests.programs import PROGRAMS, app
 from tests.programs import Program as Drawn
-from tests.test_serializability import exactly, run_oracle
 
 CUTS = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
@@ -58,7 +58,7 @@ def test_all_that_was_taken_together_is_the_state(large: int, program: Drawn, cu
             assert sum(map(compiled.count, app.operators)) == len(kept)
         unseal = compiled.values.unseal
         found = {entity: unseal(state) for entity, state in found.items()}
-        assert exactly(found) == exactly(run_oracle(calls)[1])
+        assert exactly(found) == exactly(looped(calls)[1])
         assert not compiled.take_written()
     finally:
         programs.LARGE = was

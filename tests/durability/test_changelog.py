@@ -42,8 +42,7 @@ from headrace.wire.values import is_wrapped
 from tests.durability import hand
 from tests.durability.hand import Hand, add, drop, memory, move, put
 from tests.process import bank
-from tests.programs import PROGRAMS, Program, app
-from tests.test_serializability import MANY
+from tests.programs import MANY, PROGRAMS, Program, app
 
 State = dict[Any, Any]
 
