@@ -406,9 +406,9 @@ def test_a_clock_that_is_set_back_does_not_hold_up_an_epoch(monkeypatch: pytest.
 
 def test_the_engine_asks_for_a_tick_when_the_epoch_is_due() -> None:
     driver = Driver(bank, Config(epoch_interval_us=100))
-    driver.submit(1_000, ("a", [(deposit, "k", 1)]))
+    driver.submit_at(1_000, ("a", [(deposit, "k", 1)]))
     assert driver.timer_us == 1_100
-    driver.submit(1_050, ("b", [(deposit, "k", 1)]))
+    driver.submit_at(1_050, ("b", [(deposit, "k", 1)]))
     assert driver.timer_us == 1_100
     driver.tick(1_099)
     assert driver.replies == {}
@@ -420,7 +420,7 @@ def test_the_engine_asks_for_a_tick_when_the_epoch_is_due() -> None:
 
 def test_a_full_epoch_does_not_wait_for_its_time() -> None:
     driver = Driver(bank, Config(epoch_interval_us=100, epoch_transactions_max=2))
-    driver.submit(0, ("a", [(deposit, "k", 1)] * 5))
+    driver.submit_at(0, ("a", [(deposit, "k", 1)] * 5))
     assert driver.state() == {("account", "k"): 4}
     assert driver.timer_us == 100
     driver.finish()
@@ -431,7 +431,7 @@ def test_a_full_epoch_does_not_wait_for_its_time() -> None:
 
 
 def held(driver: Driver) -> int:
-    ledger = driver.engine.ledger
+    ledger = driver.core.ledger
     return len(ledger.singles) + sum(map(len, ledger.runs.values())) + len(ledger.stems)
 
 
@@ -447,21 +447,21 @@ def test_a_request_id_is_kept_for_at_least_the_retention(arrivals: Any, epoch_ma
     for number, (later_us, rows, as_stem) in enumerate(arrivals):
         now_us += later_us
         ids: Any = f"s{number}" if as_stem else [f"s{number}/{row}" for row in range(rows)]
-        (token,) = driver.submit(now_us, (ids, [(deposit, "k", 1)] * rows))
+        (token,) = driver.submit_at(now_us, (ids, [(deposit, "k", 1)] * rows))
         sent.update((reply.request_id, (now_us, reply.tid)) for reply in driver.replies[token])
         for request_id, (when_us, tid) in sent.items():
             if now_us - when_us <= 100:
-                assert driver.call(now_us, request_id, deposit, "k", 1).tid == tid
+                assert driver.call_at(now_us, request_id, deposit, "k", 1).tid == tid
 
 
 def test_a_request_id_that_came_late_in_its_epoch_is_kept_as_long_as_the_others() -> None:
     driver = Driver(bank, Config(epoch_interval_us=50, request_id_retention_us=100))
-    driver.submit(0, (["first"], [(deposit, "k", 1)]))
-    driver.submit(49, (["late"], [(deposit, "k", 1)]))
+    driver.submit_at(0, (["first"], [(deposit, "k", 1)]))
+    driver.submit_at(49, (["late"], [(deposit, "k", 1)]))
     driver.tick(50)
-    driver.submit(80, (["next"], [(deposit, "k", 1)]))
+    driver.submit_at(80, (["next"], [(deposit, "k", 1)]))
     driver.tick(130)
-    driver.submit(140, (["late"], [(deposit, "k", 1)]))
+    driver.submit_at(140, (["late"], [(deposit, "k", 1)]))
     driver.finish()
     assert driver.replies[3][0].tid == driver.replies[1][0].tid
 
@@ -469,15 +469,15 @@ def test_a_request_id_that_came_late_in_its_epoch_is_kept_as_long_as_the_others(
 def test_memory_for_request_ids_is_bounded_by_their_number() -> None:
     driver = Driver(bank, Config(request_ids_max=50))
     for number in range(1_000):
-        driver.submit(number, (f"run{number}", [(deposit, "k", 1)] * 2), ([f"one/{number}"], [(deposit, "k", 1)]))
+        driver.submit_at(number, (f"run{number}", [(deposit, "k", 1)] * 2), ([f"one/{number}"], [(deposit, "k", 1)]))
         assert held(driver) <= 120
-    assert len(driver.engine.ledger.epochs) <= 60
+    assert len(driver.core.ledger.epochs) <= 60
 
 
 def test_memory_for_request_ids_is_bounded_by_their_age() -> None:
     driver = Driver(bank, Config(request_id_retention_us=100))
     for number in range(1_000):
-        driver.submit(10 * number, (f"run{number}", [(deposit, "k", 1)]), ([f"one/{number}"], [(deposit, "k", 1)]))
+        driver.submit_at(10 * number, (f"run{number}", [(deposit, "k", 1)]), ([f"one/{number}"], [(deposit, "k", 1)]))
         assert held(driver) <= 60
 
 
@@ -485,27 +485,27 @@ def test_memory_for_request_ids_is_bounded_by_their_age() -> None:
 def test_memory_for_request_ids_is_bounded_under_steady_load(rows: int) -> None:
     """Epochs that fill up before their time: the next one is never empty, and batches lie across their ends."""
     driver = Driver(bank, Config(request_ids_max=50, epoch_transactions_max=2, epoch_interval_us=1_000_000))
-    driver.submit(0, ("first", [(deposit, "k", 1)]))
+    driver.submit_at(0, ("first", [(deposit, "k", 1)]))
     for number in range(500):
-        driver.submit(number, (f"run{number}", [(deposit, "k", 1)] * rows))
+        driver.submit_at(number, (f"run{number}", [(deposit, "k", 1)] * rows))
     assert held(driver) <= 200
-    assert len(driver.engine.ledger.epochs) <= 200
+    assert len(driver.core.ledger.epochs) <= 200
 
 
 def test_a_forgotten_request_id_runs_again() -> None:
     driver = Driver(bank, Config(request_id_retention_us=100))
-    assert driver.call(0, "x", deposit, "k", 1).tid == 1
-    assert driver.call(50, "x", deposit, "k", 1).tid == 1
-    driver.call(1_000, "y", deposit, "k", 1)
-    assert driver.call(2_000, "x", deposit, "k", 1).tid == 3
+    assert driver.call_at(0, "x", deposit, "k", 1).tid == 1
+    assert driver.call_at(50, "x", deposit, "k", 1).tid == 1
+    driver.call_at(1_000, "y", deposit, "k", 1)
+    assert driver.call_at(2_000, "x", deposit, "k", 1).tid == 3
 
 
 def test_an_empty_batch_leaves_nothing_behind() -> None:
     driver = Driver(bank, Config(request_ids_max=1))
     for number in range(100):
-        driver.submit(number, (f"{number}", []))
+        driver.submit_at(number, (f"{number}", []))
     assert [driver.replies[token] for token in range(100)] == [[]] * 100
-    assert len(driver.engine.ledger.runs) <= 10
+    assert len(driver.core.ledger.runs) <= 10
 
 
 # --- batches of a source ----------------------------------------------------------------------------------------------
@@ -521,11 +521,11 @@ def source_batch(driver: Driver, number: int, rows: int = 2, query: str = "q") -
 def test_a_repeated_source_batch_runs_once_and_each_submission_is_answered_once(interval_us: int) -> None:
     driver = Driver(bank, Config(epoch_interval_us=interval_us))
     for _ in range(3):
-        driver.hand_over(0, source_batch(driver, 0))
+        driver.hand_over(source_batch(driver, 0), now_us=0)
     driver.finish()
     assert driver.replies[0] == driver.replies[1] == driver.replies[2]
     assert [reply.result for reply in driver.replies[0]] == [1, 2]
-    driver.hand_over(1_000, source_batch(driver, 0), source_batch(driver, 1))
+    driver.hand_over(source_batch(driver, 0), source_batch(driver, 1), now_us=1_000)
     driver.finish()
     assert driver.replies[3] == driver.replies[0]
     assert [reply.result for reply in driver.replies[4]] == [3, 4]
@@ -534,16 +534,16 @@ def test_a_repeated_source_batch_runs_once_and_each_submission_is_answered_once(
 @pytest.mark.parametrize("number", [1, 5])
 def test_a_source_batch_that_is_not_the_next_is_refused_and_changes_nothing(number: int) -> None:
     driver = Driver(bank)
-    driver.hand_over(0, source_batch(driver, number))
+    driver.hand_over(source_batch(driver, number), now_us=0)
     assert isinstance(driver.refusals[0], StreamError)
     assert driver.state() == {}
-    driver.hand_over(0, source_batch(driver, 0))
+    driver.hand_over(source_batch(driver, 0), now_us=0)
     assert [reply.tid for reply in driver.replies[1]] == [1, 2]
 
 
 def test_epochs_of_source_batches_are_not_kept() -> None:
     driver = Driver(bank)
     for number in range(100):
-        driver.hand_over(number, source_batch(driver, number))
-    assert len(driver.engine.ledger.epochs) <= 2
-    assert driver.engine.ledger.kept == 0
+        driver.hand_over(source_batch(driver, number), now_us=number)
+    assert len(driver.core.ledger.epochs) <= 2
+    assert driver.core.ledger.kept == 0

@@ -84,12 +84,12 @@ def perform(what: Any, function: Any = act, config: Config | None = None, key: A
     global deed
     deed = what
     driver = Driver(app, config)
-    driver.call(0, "before", add, "kept", 1)
+    driver.call_at(0, "before", add, "kept", 1)
     before = driver.state()
-    reply = driver.call(1, "deed", function, key)
+    reply = driver.call_at(1, "deed", function, key)
     if reply.failure is not None:
         assert driver.state() == before
-    assert driver.call(2, "after", add, "kept", 1).unwrap() == 2
+    assert driver.call_at(2, "after", add, "kept", 1).unwrap() == 2
     return reply
 
 

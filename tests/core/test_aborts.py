@@ -102,7 +102,7 @@ def test_a_bad_value_from_inside_aborts_where_it_was_used(name: str, use: str) -
 
     driver = Driver(merging)
     for number, function in enumerate((do, outer)):
-        failure = driver.call(number, f"{number}", function, "inner").failure
+        failure = driver.call_at(number, f"{number}", function, "inner").failure
         assert failure is not None
         assert (failure.code, failure.function, failure.key) == ("bad_value", "sum.do", "inner")
         assert driver.state() == {}

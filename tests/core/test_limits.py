@@ -71,9 +71,9 @@ def test_a_limit_reached_in_a_nested_call_is_placed_there() -> None:
 
 def test_calls_nested_deeper_than_the_limit_abort_even_if_caught() -> None:
     driver = Driver(app, Config(depth_max=10))
-    assert driver.call(0, "fits", descend, "k", 10).unwrap() == 0
+    assert driver.call_at(0, "fits", descend, "k", 10).unwrap() == 0
     before = driver.state()
-    failure = driver.call(1, "too deep", descend, "k", 11).failure
+    failure = driver.call_at(1, "too deep", descend, "k", 11).failure
     assert failure is not None
     assert failure.code == "limit_reached"
     assert (failure.function, failure.key) == ("item.descend", "level 2")
@@ -82,7 +82,7 @@ def test_calls_nested_deeper_than_the_limit_abort_even_if_caught() -> None:
 
 def test_calls_may_nest_deeper_than_the_python_stack() -> None:
     driver = Driver(app, Config(depth_max=5_000))
-    assert driver.call(0, "deep", descend, "k", 5_000).unwrap() == 0
+    assert driver.call_at(0, "deep", descend, "k", 5_000).unwrap() == 0
 
 
 def test_values_over_the_limit_of_the_transaction_abort_even_if_caught() -> None:
@@ -111,7 +111,7 @@ def test_arguments_count_towards_the_limit_of_the_transaction(value: Any) -> Non
 def test_the_bytes_of_one_transaction_do_not_count_for_the_next() -> None:
     driver = Driver(app, Config(transaction_bytes_max=1_000))
     for number in range(20):
-        assert driver.call(number, f"{number}", set_to, "k", ["x" * 300]).ok
+        assert driver.call_at(number, f"{number}", set_to, "k", ["x" * 300]).ok
 
 
 def test_a_value_over_the_limit_aborts_even_if_caught() -> None:

@@ -98,9 +98,9 @@ def test_a_call_that_is_not_awaited_in_one_transaction_is_not_held_against_the_n
 
     driver = Driver(app)
     shop.deed = forget
-    assert driver.call(0, "a", act_async, "k").failure.message == "first"  # type: ignore[union-attr]
+    assert driver.call_at(0, "a", act_async, "k").failure.message == "first"  # type: ignore[union-attr]
     shop.deed = remember
-    assert driver.call(1, "b", act_async, "k").unwrap() == 1
+    assert driver.call_at(1, "b", act_async, "k").unwrap() == 1
 
 
 def test_a_plain_function_cannot_call_and_wait() -> None:
@@ -150,12 +150,12 @@ def test_a_function_around_a_call_that_aborts_can_neither_catch_it_nor_write(how
 
     try:
         driver = Driver(app)
-        failure = driver.call(0, "deed", guarding, "root").failure
+        failure = driver.call_at(0, "deed", guarding, "root").failure
         assert failure is not None
         assert (failure.message, failure.function, failure.key) == ("no", "plain.act", "actor")
         assert driver.state() == {}
         gc.collect()
-        driver.call(1, "after", add, "kept", 1)
+        driver.call_at(1, "after", add, "kept", 1)
         assert driver.state() == {("item", "kept"): 1}
     finally:
         del item.functions["guarding"]
@@ -180,9 +180,9 @@ def test_a_function_that_refuses_to_end_makes_no_calls_in_later_transactions() -
     shop.deed = fail
     try:
         driver = Driver(app)
-        driver.call(0, "a", stubborn, "root")
+        driver.call_at(0, "a", stubborn, "root")
         gc.collect()
-        driver.call(1, "b", add, "kept", 1)
+        driver.call_at(1, "b", add, "kept", 1)
         assert driver.state() == {("item", "kept"): 1}
     finally:
         del item.functions["stubborn"]
@@ -200,8 +200,8 @@ def test_a_function_touches_only_its_own_entity_whatever_it_does_to_its_context(
 
     shop.deed = masquerade
     driver = Driver(app)
-    driver.engine.program.tables["plain"]["other"] = 5
-    driver.call(1, "deed", act_async, "own")
+    driver.core.program.tables["plain"]["other"] = 5
+    driver.call_at(1, "deed", act_async, "own")
     assert driver.state()["plain", "other"] == 5
 
 

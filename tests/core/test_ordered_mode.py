@@ -10,11 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace import App, Config, Reply
-from headrace.core.coordinator import Read, ReadResult
-from headrace.core.engine import Answer, Submit
-from headrace.core.ingress import Admission
-from headrace.runtime.client import Replies
-from headrace.sim.fleet import Fleet
+from headrace.core.coordinator import Read
 from tests.cluster import exactly, looped, outcome
 from tests.driver import Driver
 from tests.programs import MANY, PROGRAMS, Program, app
@@ -55,27 +51,20 @@ def run_fleet(
         predict_after_runs=way.predict_after,
         **limits,
     )
-    fleet = Fleet(app, config, way.workers, way.mode, rng.choice)
-    program = fleet.coordinator.program
-    admission, answers = Admission(program), {}
+    driver = Driver(app, config, way.workers, way.mode, choose=rng.choice)
     size = -(-len(calls) // way.batches)
     for token, at in enumerate(range(0, len(calls), size)):
-        fleet.submit(Submit([(token, admission.admit(f"batch{token}", calls[at : at + size]))]))
+        driver.hand_over(driver.admission.admit(f"batch{token}", calls[at : at + size]))
         for _ in range(rng.randrange(30)):
-            fleet.deliver()
-    fleet.submit(Read("state"))
-    state: dict[Any, Any] = {}
-    for effect in fleet.settle():
-        if isinstance(effect, Answer):
-            assert effect.token not in answers
-            answers[effect.token] = list(Replies(effect.answers, program.values.unseal))
-        elif isinstance(effect, ReadResult):
-            state = {(name, key): program.values.unseal(value) for name, key, value in effect.entities}
-    for worker in fleet.workers.values():
+            driver.deliver()
+    driver.submit(Read("state"))
+    driver.settle()
+    for worker in driver.workers.values():
         left = [worker.progress, worker.ordered.parts, worker.early, worker.ordered.aborted]
         assert not any(left), "an epoch was left behind"
         assert not any(worker.ordered.chains.values()), "a chain was left behind"
-    return [reply for token in sorted(answers) for reply in answers[token]], state, fleet.coordinator.metrics()
+    replies = [reply for token in sorted(driver.replies) for reply in driver.replies[token]]
+    return replies, driver.found["state"], driver.core.metrics()
 
 
 @given(PROGRAMS, WAYS)
@@ -104,7 +93,7 @@ LIMITS = st.fixed_dictionaries(
 def test_limits_are_met_where_a_serial_run_meets_them(program: Program, way: Way, limits: dict[str, int]) -> None:
     calls = program.calls()
     driver = Driver(app, Config(**limits))
-    driver.submit(0, ("all", calls))
+    driver.submit_at(0, ("all", calls))
     driver.finish()
     replies, found, metrics = run_fleet(calls, way, **limits)
     event(f"gathered: {metrics['gathered'] > 0}")

@@ -193,7 +193,7 @@ def tell(bodies: Any, log: Any, way: Killed) -> Story:
             while hand.settle() or hand.performs or story.now_us + 20 * SECOND > hand.now_us:
                 story.now_us = min(story.now_us, hand.now_us)
                 hand.now_us += SECOND
-        for token, replies in hand.answers.items():
+        for token, replies in hand.replies.items():
             replied = repr([(reply.tid, reply.result, reply.failure) for reply in replies])
             assert answered.setdefault(tokens[token], replied) == replied, "another answer than before"
     assert len(answered) == len(set(tokens.values())), "something was not answered"

@@ -45,7 +45,7 @@ def run_engine(calls: Sequence[Any], way: Way) -> tuple[list[Reply], dict[Any, A
         rows, in_new_step, later_us, ticks = way.cuts[cut % len(way.cuts)]
         cut += 1
         if in_new_step and gathered:
-            driver.submit(now_us, *gathered)
+            driver.submit_at(now_us, *gathered)
             gathered = []
         if not gathered:
             now_us += later_us
@@ -54,7 +54,7 @@ def run_engine(calls: Sequence[Any], way: Way) -> tuple[list[Reply], dict[Any, A
         ids = f"stem{cut}" if cut % 2 else [f"single{at + row}" for row in range(len(calls[at : at + rows]))]
         gathered.append((ids, calls[at : at + rows]))
         at += rows
-    driver.submit(now_us, *gathered)
+    driver.submit_at(now_us, *gathered)
     driver.finish()
     return [reply for token in range(driver.submitted) for reply in driver.replies[token]], driver.state()
 
@@ -151,15 +151,15 @@ async def nested_order(ctx: Any) -> None:
 def test_an_entity_that_calls_itself_reads_what_the_call_wrote() -> None:
     driver = Driver(loops)
     trace = ["down 2", "down 1", "down 0", "up 0", "up 1", "up 2"]
-    assert driver.call(0, "a", visit, "k", 2, False).unwrap() == trace
-    aborted = driver.call(1, "b", visit, "k", 3, True)
+    assert driver.call_at(0, "a", visit, "k", 2, False).unwrap() == trace
+    aborted = driver.call_at(1, "b", visit, "k", 3, True)
     assert outcome(aborted) == ("aborted", "Abort", "at the bottom", "node.visit", "k")
     assert driver.state() == {("node", "k"): trace}
 
 
 def test_asynchronous_calls_run_after_the_root_in_the_order_made() -> None:
     driver = Driver(loops)
-    driver.call(0, "a", order, "k")
+    driver.call_at(0, "a", order, "k")
     calls = ["synchronous", "nested synchronous"]
     assert driver.state() == {
         ("node", "log"): [*calls, "first asynchronous", "second asynchronous", "third asynchronous"]
@@ -219,7 +219,7 @@ def test_a_repeated_request_id_never_runs_twice_and_gets_an_equal_reply(
         sent, meant, calls = spell(ids, rows, count)
         if ticks:
             driver.tick(now_us)
-        driver.submit(now_us, (sent, calls))
+        driver.submit_at(now_us, (sent, calls))
         for request_id, call in zip(meant, calls, strict=True):
             if request_id not in ran:
                 ran[request_id] = (repr(call), (len(ran) + 1, *oracle.transact(*call)))
@@ -268,10 +268,10 @@ def test_a_request_id_with_another_call_is_refused_and_changes_nothing(
 ) -> None:
     assume(repr(first) != repr(second))
     driver = Driver(counters)
-    driver.submit(0, (ids, [first]))
+    driver.submit_at(0, (ids, [first]))
     before = exactly(driver.state())
-    driver.submit(1, (again, [second]))
-    driver.submit(2, (["other"], [first]))
+    driver.submit_at(1, (again, [second]))
+    driver.submit_at(2, (["other"], [first]))
     refused = driver.replies[1][0]
     assert refused.status == "refused"
     assert refused.failure is not None

@@ -115,7 +115,7 @@ def test_whoever_reads_the_state_does_not_see_what_has_expired(workers: int) -> 
     assert set(world.state()) == {("forever", "c"), ("session", "d")}
     world.submit(Read("one", "session", "a"))
     world.until(16 * SECOND)
-    assert world.found["state"] == {}
+    assert world.found["one"] == {}
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -114,7 +114,7 @@ def test_each_epoch_logs_what_differs_between_its_two_ends_in_a_loop(
                     mine.deliver()
                 mine.submit(Lost(1 + rng.randrange(count)))
             mine.settle()
-            replies += mine.answers[token]
+            replies += mine.replies[token]
             if snaps:
                 mine.take_snapshot()
         found = by_epoch(store)
