@@ -13,8 +13,10 @@ import pytest
 
 from headrace import Abort, App, Config, Context
 from headrace.wire.codec import MESSAGE_BYTES_MAX
-from headrace.wire.messages import Failed, TransactionAborted
-from tests.cluster import Cluster, check_like, exactly, looped, on, outcome, serially
+from tests.cluster import Cluster, check_like, exactly, looped, on, serially
+from tests.core import scenario_app
+from tests.core.scenario import check_scenario
+from tests.core.scenario_app import buy, send_add
 
 app = App("bad_calls_on_workers")
 node = app.operator("node")
@@ -131,9 +133,6 @@ def check_bad_among_good(bad: Any, code: str, seeds: Any = range(4), **config: i
     assert failure.code == code
 
 
-# --- functions --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("function", [forever, forever_one_way, breed], ids=lambda function: function.name)
 def test_recursion_without_end_meets_its_limit(function: Any) -> None:
     check_bad_among_good((function, A, 1), "limit_reached")
@@ -195,40 +194,11 @@ def test_of_several_failures_the_one_that_comes_first_in_the_loop_is_the_reply(k
     check_like(looped(calls), app, calls, predict_after_runs=1)
 
 
-@node.register
-def demand(ctx: Context, least: int) -> None:
-    if ctx.get(0) < least:
-        raise Abort("not enough")
-
-
-@node.register
-def buy(ctx: Context, purse: str, goods: str) -> str:
-    ctx.call_async(add, goods, 1)
-    ctx.call_async(demand, purse, 5)
-    return "bought"
-
-
-@node.register
-def send_add(ctx: Context, to: str, amount: int) -> None:
-    ctx.call_async(add, to, amount)
-
-
 def test_a_failure_that_only_a_run_too_early_met_is_taken_back_everywhere() -> None:
-    """The purse is filled by a lower TID, whose call comes last. Meanwhile the purchase has failed, all have heard of
-    it, and a higher TID has seen the goods without it."""
-    calls = [(send_add, C, A, 5), (buy, B, A, C), (add, C, 10)]
-    cluster = Cluster(app, 3)
-    cluster.settle()
-    cluster.hold((3, 1))
-    cluster.send(calls)
-    cluster.deliver_all()
-    assert cluster.rows(Failed)
-    assert cluster.rows(TransactionAborted)
-    cluster.release()
-    cluster.settle()
-    assert list(map(outcome, cluster.replies[0])) == looped(calls)[0] == [("ok", None), ("ok", "bought"), ("ok", 11)]
-    assert exactly(cluster.state()) == exactly(looped(calls)[1])
-    check_like(looped(calls), app, calls, predict_after_runs=1)
+    check_scenario("failure_taken_back")
+    calls = [(send_add, C, A, 5), (buy, B, A, C), (scenario_app.add, C, 10)]
+    assert looped(calls)[0] == [("ok", None), ("ok", "bought"), ("ok", 11)]
+    check_like(looped(calls), scenario_app.app, calls, predict_after_runs=1)
 
 
 def test_results_that_are_together_larger_than_a_frame_are_answered() -> None:
@@ -236,9 +206,6 @@ def test_results_that_are_together_larger_than_a_frame_are_answered() -> None:
     count = MESSAGE_BYTES_MAX // Config().value_bytes_max + 1
     replies = Cluster(app, 2).run([(large, A, Config().value_bytes_max)] * count)
     assert all(reply.ok for reply in replies)
-
-
-# --- frames -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_limit_is_never_the_reason_for_another_transactions_failure() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.wire.messages import Final, Run
-from tests.cluster import Cluster, check_like_the_loop, looped, outcome
-from tests.core.things import SKEW, add, app
+from tests.cluster import check_like_the_loop, looped
+from tests.core.scenario import check_scenario
+from tests.core.things import SKEW, app
 
 
 @pytest.mark.parametrize("transactions_max", range(1, 7))
@@ -19,14 +19,4 @@ def test_b4_where_epochs_end_does_not_matter(transactions_max: int) -> None:
 
 
 def test_the_next_epoch_starts_while_the_last_one_settles() -> None:
-    cluster = Cluster(app, 2, epoch_transactions_max=2)
-    cluster.settle()
-    cluster.hold((1, 0), (2, 0))  # nobody can report
-    cluster.send([(add, f"k{n}", 1) for n in range(6)])
-    while cluster.deliver():
-        pass
-    assert {run.epoch for run in cluster.bodies(Run)} == {1, 2}
-    assert not cluster.bodies(Final)
-    cluster.release()
-    cluster.settle()
-    assert [outcome(reply) for reply in cluster.replies[0]] == [("ok", 1)] * 6
+    check_scenario("next_epoch_starts")

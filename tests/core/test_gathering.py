@@ -12,9 +12,9 @@ from headrace.wire import messages
 from headrace.wire.codec import encode
 from headrace.wire.messages import Traffic
 from tests.cluster import Cluster, exactly, looped, on, outcome
+from tests.core.scenario import check_scenario
 
 app = App("gathering")
-cell = app.operator("cell", combine=lambda state, delta: state + delta)
 counter = app.operator("counter")
 order = app.operator("order")
 
@@ -71,42 +71,8 @@ def test_a_function_that_storms_is_gathered_without_a_try_the_next_time() -> Non
 # --- a worker that spins ----------------------------------------------------------------------------------------------
 
 
-@cell.register
-def leaf(ctx: Context) -> int:
-    ctx.put(ctx.get(0) + 1)
-    return 1
-
-
-@cell.register
-async def twice(ctx: Context, key: str) -> int:
-    return await ctx.call(leaf, key) + await ctx.call(leaf, key)  # type: ignore[no-any-return]
-
-
-def check_timers(cluster: Cluster) -> None:
-    for node, at_us in cluster.timers.items():
-        if node:
-            worker = cluster.workers[node]
-            has_work = worker.ordered.has_work() or worker.has_work()
-            assert at_us > cluster.now_us or has_work, f"worker {node} wants to go on, and has nothing to do"
-
-
 def test_no_worker_asks_for_a_timer_in_the_past_while_its_transaction_is_gathered() -> None:
-    """What is lent comes before the word that it is to be gathered."""
-    cluster = Cluster(app, 3, calls_max=5)
-    cluster.send([(twice, on(1), on(2)), (leaf, on(3))])
-    for held, released in (((), ()), (((0, 1), (0, 3)), ()), ((), ((0, 1),)), ((), ((0, 3),))):
-        cluster.hold(*held)
-        if released:
-            cluster.release(*released)
-        for _ in range(200):
-            if not cluster.deliver():
-                break
-            check_timers(cluster)
-        else:
-            raise AssertionError("it does not come to rest")
-        cluster.now_us += 2_000
-    cluster.settle()
-    assert [reply.status for reply in cluster.replies[0]] == ["ok", "ok"]
+    check_scenario("lent_before_it_is_gathered")
 
 
 # --- what is lent -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from headrace import App, Context
 from headrace.core.coordinator import Lost, Rescale, Rescaled
 from tests.cluster import Cluster, exactly, looped, on, outcome
+from tests.core.scenario import check_scenario
 from tests.core.things import LOSABLE, VALUES, add, app, pass_on, read
 
 # --- B5: nothing is lost, nothing repeated ----------------------------------------------------------------------------
@@ -66,34 +67,9 @@ def test_b13_keys_keep_their_types_over_recovery_and_rescale(keys: list[Any]) ->
 
 # --- a term that begins elsewhere first -------------------------------------------------------------------------------
 
-cells = App("cells")
-cell = cells.operator("cell", combine=lambda state, delta: state + delta)
-
-
-@cell.register
-def leaf(ctx: Context) -> int:
-    ctx.put(ctx.get(0) + 1)
-    return 1
-
-
-@cell.register
-async def twice(ctx: Context, key: str) -> int:
-    return await ctx.call(leaf, key) + await ctx.call(leaf, key)  # type: ignore[no-any-return]
-
 
 def test_what_comes_before_a_term_has_begun_here_is_not_lost() -> None:
-    """It was sent again after a second: so a new cluster, and one with a new worker, stood still for that long."""
-    cluster = Cluster(cells, 3)
-    cluster.hold((0, 2))
-    cluster.send([(twice, on(1), on(2))] * 5)
-    cluster.deliver_all()
-    cluster.release()
-    cluster.deliver_all()
-    now_us = cluster.now_us
-    while not cluster.replies and cluster.now_us < now_us + 10_000:
-        cluster.now_us = min(cluster.timers.values())
-        cluster.deliver_all()
-    assert [reply.status for reply in cluster.replies[0]] == ["ok"] * 5
+    check_scenario("term_begins_elsewhere_first")
 
 
 # --- a replay ---------------------------------------------------------------------------------------------------------
