@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 
 from headrace import App, Config, Reply
-from headrace.core.admission import Admission
-from headrace.core.events import Answer, Read, ReadResult, Send, Submit
+from headrace.core.events import Answer, Read, ReadResult, Send
 from headrace.core.placement import ShardMap
 from headrace.model.operator import Operator
-from headrace.runtime.client import Replies
 from headrace.sim.cases import exactly as exactly
 from headrace.sim.cases import outcome as outcome
-from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import Body, Frame, Row, Traffic
 from tests.driver import Driver
@@ -36,29 +33,19 @@ def at_random(seed: int) -> Callable[[list[Any]], Any]:
     return random.Random(seed).choice
 
 
-class Cluster(Fleet):
-    """Submissions get the tokens 0, 1, 2 and so on; `replies[token]` are those that have left."""
+class Cluster(Driver):
+    """A coordinator and its workers; a test holds links back, and looks at what was sent."""
 
     def __init__(self, app: App, workers: int = 3, mode: str = "auto", seed: int | None = None, **config: int) -> None:
         self.held: set[Link] = set()  # links that deliver nothing for now
         self.sent: list[Frame] = []
-        self.replies: dict[int, list[Reply]] = {}
-        self.found: dict[Any, Any] = {}
-        self.others: list[Any] = []  # other effects of the coordinator
-        self.submitted = 0
+        self.others: list[Any] = []  # effects of the coordinator that are neither replies nor state
         choose = (lambda ready: ready[0]) if seed is None else at_random(seed)
-        super().__init__(app, Config(**config), workers, mode, choose)
-        self.program = self.coordinator.program
-        self.admission = Admission(self.program)
+        super().__init__(app, Config(**config), workers, mode, choose=choose)
 
     def send(self, *batches: Sequence[Any]) -> None:
         """Submit in one step: each batch is a list of (function, key, *args)."""
-        tokens = range(self.submitted, self.submitted + len(batches))
-        self.submitted += len(batches)
-        admitted = [
-            (token, self.admission.admit(f"batch{token}", calls)) for token, calls in zip(tokens, batches, strict=True)
-        ]
-        self.submit(Submit(admitted))
+        self.hand_over(*(self.admission.admit(f"batch{n}", calls) for n, calls in enumerate(batches, self.submitted)))
 
     def run(self, calls: Sequence[Any]) -> list[Reply]:
         """Submit one batch and let everything happen."""
@@ -73,7 +60,7 @@ class Cluster(Fleet):
         """All entities: (operator, key) -> state."""
         self.submit(Read("state"))
         self.settle()
-        return self.found
+        return self.found.pop("state")
 
     # --- the network ---
 
@@ -100,16 +87,12 @@ class Cluster(Fleet):
     def _apply(self, node: int, effects: list[Any]) -> None:
         self.sent += [effect.frame for effect in effects if isinstance(effect, Send)]
         super()._apply(node, effects)
-        for effect in self.effects:
-            if isinstance(effect, Answer):
-                assert effect.token not in self.replies, f"submission {effect.token} was answered twice"
-                self.replies[effect.token] = list(Replies(effect.answers, self.program.values.unseal))
-            elif isinstance(effect, ReadResult):
-                unseal = self.program.values.unseal
-                self.found = {(name, key): unseal(value) for name, key, value in effect.entities}
-            else:
-                self.others.append(effect)
-        self.effects.clear()
+
+    def take(self, effect: Any) -> None:
+        if isinstance(effect, Answer | ReadResult):
+            super().take(effect)
+        else:
+            self.others.append(effect)
 
     # --- what was sent ---
 
@@ -137,7 +120,7 @@ def looped(calls: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
 def serially(app: App, calls: Sequence[Any], **config: int) -> tuple[list[Any], dict[Any, Any]]:
     """What one worker gives: the reference for limits and for calls that are wrong."""
     driver = Driver(app, Config(**config))
-    driver.submit(0, ("all", calls))
+    driver.submit_at(0, ("all", calls))
     driver.finish()
     return [outcome(reply) for reply in driver.replies[0]], driver.state()
 

@@ -7,7 +7,11 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+for _helper in ("core.shop", "operations.stores", "durability.snapshot_world"):  # their asserts say what differs
+    pytest.register_assert_rewrite(f"tests.{_helper}")
 
 settings.register_profile(
     "headrace",

@@ -9,15 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from headrace import App, Config, Reply
-from headrace.core.admission import Admission
-from headrace.core.coordinator import on_workers
-from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
-from headrace.core.events import Answer, Lost, Perform, Read, ReadResult, Rescale, Rescaled, Responded, Submit
-from headrace.runtime.client import Replies
-from headrace.sim.fleet import Fleet
+from headrace.core.events import Lost, Perform, Read, Refuse, Rescale, Rescaled, Responded
 from headrace.sim.oracle import Oracle
 from tests.cluster import exactly
+from tests.driver import Driver
 
 SECOND = 1_000_000
 MOMENT = 10_000
@@ -41,30 +37,18 @@ def check_nothing_is_left(oracle: Oracle, epochs: Sequence[Epoch], now_us: int) 
     assert not overdue, f"still there: {[waiting[key] for key in overdue]}"
 
 
-class World(Fleet):
-    """With 0 workers an engine. Submissions get the tokens 0, 1, 2 and so on; `replies[token]` are those that left."""
+class World(Driver):
+    """With an outside world that answers external calls, and time that passes."""
 
     def __init__(self, app: App, workers: int = 0, mode: str = "auto", seed: int = 0, **config: int) -> None:
-        self.app, self.config, self.rng = app, Config(**config), random.Random(seed)
-        self.choose = self.rng.choice
-        self.core: Any = on_workers(app, self.config, workers, mode, seed=7) if workers else None
-        self.core = self.core or Engine(app, self.config, seed=7)
-        self.engine, self.coordinator = self.core, self.core.backend
-        self.workers, self.links, self.timers = {}, {}, {}
-        self.now_us, self.effects = 0, []
-        self.messages = self.bytes = 0
-        self.program = self.core.program
-        self.admission = Admission(self.program)
-        self.submitted = 0
+        self.rng = random.Random(seed)
         self.performs: list[Perform] = []  # under way
         self.performed: list[Perform] = []
-        self.replies: dict[int, list[Reply]] = {}
-        self.found: dict[Any, Any] = {}
         self.epochs: list[Epoch] = []
-        self._watch()
-        self._apply(0, self.core.start(0))
+        super().__init__(app, Config(**config), workers, mode, choose=self.rng.choice, seed=7)
 
-    def _watch(self) -> None:
+    def prepare(self) -> None:
+        """Watch which epochs are closed."""
         close = self.core.sequencing.close
 
         def closing(now_us: int) -> Epoch:
@@ -74,9 +58,7 @@ class World(Fleet):
         self.core.sequencing.close = closing
 
     def send(self, calls: Sequence[Any]) -> int:
-        token, self.submitted = self.submitted, self.submitted + 1
-        self.submit(Submit([(token, self.admission.admit(f"batch{token}", calls))]))
-        return token
+        return self.hand_over(self.admission.admit(f"batch{self.submitted}", calls))[0]
 
     def run(self, *calls: Any) -> list[Reply]:
         token = self.send(calls)
@@ -93,7 +75,7 @@ class World(Fleet):
         self.submit(Read("state"))
         while not self.found:
             self.until(self.now_us + MOMENT)
-        return self.found["state"]  # type: ignore[no-any-return]
+        return self.found["state"]
 
     def on_perform(self, perform: Perform) -> None:
         """For tests that look at the moment when an external call is made."""
@@ -130,22 +112,14 @@ class World(Fleet):
             self.now_us = max(self.now_us, min(due))
         self.now_us = max(self.now_us, at_us)
 
-    def _apply(self, node: int, effects: list[Any]) -> None:
-        super()._apply(node, effects)
-        for effect in self.effects:
-            if isinstance(effect, Answer):
-                assert effect.token not in self.replies, f"submission {effect.token} was answered twice"
-                self.replies[effect.token] = list(Replies(effect.answers, self.program.values.unseal))
-            elif isinstance(effect, ReadResult):
-                unseal = self.program.values.unseal
-                self.found["state"] = {(name, key): unseal(value) for name, key, value in effect.entities}
-            elif isinstance(effect, Perform):
-                assert effect not in self.performs, f"{effect} is made twice at the same time"
-                self.performs.append(effect)
-                self.on_perform(effect)
-            else:
-                assert isinstance(effect, Rescaled), f"unknown effect: {effect!r}"
-        self.effects.clear()
+    def take(self, effect: Any) -> None:
+        assert not isinstance(effect, Refuse), f"submission {effect.token} was refused: {effect.error}"
+        if isinstance(effect, Perform):
+            assert effect not in self.performs, f"{effect} is made twice at the same time"
+            self.performs.append(effect)
+            self.on_perform(effect)
+        elif not isinstance(effect, Rescaled):
+            super().take(effect)
 
     # --- the reference ---
 

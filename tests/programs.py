@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from headrace.sim.programs import KEYS, Body, Interpreter, ProgramShape, Root, draw_bodies, draw_root, draw_shape
+
+MANY = settings.default.max_examples  # type: ignore[union-attr]
 
 interpreter = Interpreter("anything")
 app = interpreter.app

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from headrace.chaos.campaign import CLIENTS
 from headrace.chaos.servers import Process, children_of
 from headrace.chaos.traffic import ACCOUNTS, SentRequest
 from headrace.chaos.verdict import ChaosVerdict, expected_appends, expected_receipts, judge
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parent.parent
 There = tuple[dict[str, list[int]], dict[str, list[int]]]
@@ -190,19 +190,18 @@ def test_no_process_is_left_over_however_it_ends(number: int, tmp_path: Path) ->
     finally:
         chaos.kill()
         chaos.communicate()
-    until_s = time.monotonic() + 120
-    while time.monotonic() < until_s and any(process.is_alive() for process in family):
-        time.sleep(0.02)
+    eventually(lambda: not any(process.is_alive() for process in family), what="the end of all processes", pause_s=0.02)
     assert [process for process in family if process.is_alive()] == []
 
 
 def family_of(chaos: subprocess.Popen[str]) -> list[Process]:
     """Its coordinator and two workers, once they are there."""
-    until_s = time.monotonic() + 120
-    while time.monotonic() < until_s and chaos.poll() is None:
+
+    def family() -> list[Process]:
+        assert chaos.poll() is None, "no workers were started"
         coordinators = children_of(chaos.pid)
         workers = [worker for coordinator in coordinators for worker in children_of(coordinator.pid)]
-        if len(workers) >= 2:
-            return [*coordinators, *workers]
-        time.sleep(0.02)
-    raise AssertionError("no workers were started")
+        return [*coordinators, *workers] if len(workers) >= 2 else []
+
+    found: list[Process] = eventually(family, what="the start of two workers", pause_s=0.02)
+    return found

@@ -16,7 +16,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 import tokenize
 import types
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from headrace import Runtime
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = r'((?:store=|Path\(|load\(|save\(|json\(|start\(|Location", |parquet\(f?))"(?=[a-z])'  # in examples
@@ -171,19 +171,17 @@ def test_every_block_that_needs_a_served_app_runs(page: str, run: Run) -> None:
     arguments = [*shlex.split(command)[1:], "--port", str(port)]
     with subprocess.Popen([sys.executable, "-c", start, *arguments], cwd=ROOT) as server:
         try:
-            wait_for(port, server)
+            eventually(lambda: listens(port, server), what=f"a server on port {port}", pause_s=0.05)
             run(page, command, lambda text: text.replace(":8090", f":{port}"))
         finally:
             server.terminate()
 
 
-def wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
-    give_up = time.monotonic() + 30
-    while time.monotonic() < give_up and server.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"nothing listens on port {port}; the server ended with {server.poll()}")
+def listens(port: int, server: subprocess.Popen[bytes]) -> bool:
+    assert server.poll() is None, f"nothing listens on port {port}; the server ended with {server.poll()}"
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
+import sys
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -15,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Runtime
-from headrace.core.sequencing import TID_MAX, Sequencer
-from headrace.errors import ModelError, Overloaded, Stopped, StreamError, TooLarge
+from headrace.errors import BadCall, ModelError, Overloaded, Stopped, StreamError, TooLarge
 from tests.driver import Driver
+from tests.programs import MANY
 
-MANY = settings.default.max_examples  # type: ignore[union-attr]
 PATIENCE_S = 60.0  # only a hang takes this long
 
 bank = App("bank")
 account = bank.operator("account")
 gate = threading.Event()
 entered = threading.Event()
+running: list[Runtime] = []
 
 
 @account.register
@@ -47,6 +48,11 @@ def transfer(ctx: Any, to: str, amount: int) -> int:
 def wait_at_the_gate(ctx: Any) -> None:
     entered.set()
     assert gate.wait(PATIENCE_S)
+
+
+@account.register
+def close_it(ctx: Any) -> None:
+    running[0].close()
 
 
 def in_thread(function: Any, *args: Any) -> Future[Any]:
@@ -160,6 +166,15 @@ def test_a_callback_that_fails_does_not_break_the_runtime(caplog: pytest.LogCapt
         assert runtime.client.call(deposit, "k", 1) == 1
 
 
+def test_a_callback_of_a_client_cannot_stop_the_runtime() -> None:
+    with Runtime(bank) as runtime:
+        submitted = runtime.client.submit(["x"], [(deposit, "a", 1)], wait=True)
+        submitted.add_done_callback(lambda _: sys.exit())
+        again = runtime.client.submit(["y"], [(deposit, "a", 1)], wait=True)
+        again.add_done_callback(lambda _: sys.exit())
+        assert runtime.client.call(deposit, "a", 1) == 3
+
+
 def test_clients_never_make_the_same_request_id() -> None:
     with Runtime(bank) as runtime, ThreadPoolExecutor(8) as pool:
         ids = list(pool.map(lambda _: runtime.client.new_id(), range(5_000)))
@@ -227,6 +242,15 @@ def test_a_call_that_meets_close_is_answered_or_stopped_but_never_left() -> None
     assert error is None or isinstance(error, Stopped)
     closing.join(PATIENCE_S)
     assert not closing.is_alive()
+
+
+def test_a_function_cannot_close_its_runtime() -> None:
+    with Runtime(bank) as runtime:
+        running[:] = [runtime]
+        failure = runtime.client.batch([(close_it, "a")])[0].failure
+        assert failure is not None
+        assert failure.code == BadCall.code
+        assert runtime.client.call(deposit, "a", 1) == 1
 
 
 def test_an_engine_that_breaks_stops_the_runtime_and_everyone_who_waits() -> None:
@@ -373,11 +397,18 @@ def test_an_epoch_closes_by_itself_when_its_time_has_come() -> None:
         assert runtime.client.submit("a", [(deposit, "k", 1)], wait=True).result(PATIENCE_S).results == [1]
 
 
+def test_a_clock_that_is_set_back_does_not_hold_up_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Runtime(bank, Config(epoch_interval_us=50_000)) as runtime:
+        now = time.time_ns()
+        monkeypatch.setattr(time, "time_ns", lambda: now - 3_600_000_000_000)
+        assert runtime.client.submit(["x"], [(deposit, "a", 1)], wait=True).result(30).results == [1]
+
+
 def test_the_engine_asks_for_a_tick_when_the_epoch_is_due() -> None:
     driver = Driver(bank, Config(epoch_interval_us=100))
-    driver.submit(1_000, ("a", [(deposit, "k", 1)]))
+    driver.submit_at(1_000, ("a", [(deposit, "k", 1)]))
     assert driver.timer_us == 1_100
-    driver.submit(1_050, ("b", [(deposit, "k", 1)]))
+    driver.submit_at(1_050, ("b", [(deposit, "k", 1)]))
     assert driver.timer_us == 1_100
     driver.tick(1_099)
     assert driver.replies == {}
@@ -389,7 +420,7 @@ def test_the_engine_asks_for_a_tick_when_the_epoch_is_due() -> None:
 
 def test_a_full_epoch_does_not_wait_for_its_time() -> None:
     driver = Driver(bank, Config(epoch_interval_us=100, epoch_transactions_max=2))
-    driver.submit(0, ("a", [(deposit, "k", 1)] * 5))
+    driver.submit_at(0, ("a", [(deposit, "k", 1)] * 5))
     assert driver.state() == {("account", "k"): 4}
     assert driver.timer_us == 100
     driver.finish()
@@ -400,7 +431,7 @@ def test_a_full_epoch_does_not_wait_for_its_time() -> None:
 
 
 def held(driver: Driver) -> int:
-    ledger = driver.engine.ledger
+    ledger = driver.core.ledger
     return len(ledger.singles) + sum(map(len, ledger.runs.values())) + len(ledger.stems)
 
 
@@ -416,21 +447,21 @@ def test_a_request_id_is_kept_for_at_least_the_retention(arrivals: Any, epoch_ma
     for number, (later_us, rows, as_stem) in enumerate(arrivals):
         now_us += later_us
         ids: Any = f"s{number}" if as_stem else [f"s{number}/{row}" for row in range(rows)]
-        (token,) = driver.submit(now_us, (ids, [(deposit, "k", 1)] * rows))
+        (token,) = driver.submit_at(now_us, (ids, [(deposit, "k", 1)] * rows))
         sent.update((reply.request_id, (now_us, reply.tid)) for reply in driver.replies[token])
         for request_id, (when_us, tid) in sent.items():
             if now_us - when_us <= 100:
-                assert driver.call(now_us, request_id, deposit, "k", 1).tid == tid
+                assert driver.call_at(now_us, request_id, deposit, "k", 1).tid == tid
 
 
 def test_a_request_id_that_came_late_in_its_epoch_is_kept_as_long_as_the_others() -> None:
     driver = Driver(bank, Config(epoch_interval_us=50, request_id_retention_us=100))
-    driver.submit(0, (["first"], [(deposit, "k", 1)]))
-    driver.submit(49, (["late"], [(deposit, "k", 1)]))
+    driver.submit_at(0, (["first"], [(deposit, "k", 1)]))
+    driver.submit_at(49, (["late"], [(deposit, "k", 1)]))
     driver.tick(50)
-    driver.submit(80, (["next"], [(deposit, "k", 1)]))
+    driver.submit_at(80, (["next"], [(deposit, "k", 1)]))
     driver.tick(130)
-    driver.submit(140, (["late"], [(deposit, "k", 1)]))
+    driver.submit_at(140, (["late"], [(deposit, "k", 1)]))
     driver.finish()
     assert driver.replies[3][0].tid == driver.replies[1][0].tid
 
@@ -438,15 +469,15 @@ def test_a_request_id_that_came_late_in_its_epoch_is_kept_as_long_as_the_others(
 def test_memory_for_request_ids_is_bounded_by_their_number() -> None:
     driver = Driver(bank, Config(request_ids_max=50))
     for number in range(1_000):
-        driver.submit(number, (f"run{number}", [(deposit, "k", 1)] * 2), ([f"one/{number}"], [(deposit, "k", 1)]))
+        driver.submit_at(number, (f"run{number}", [(deposit, "k", 1)] * 2), ([f"one/{number}"], [(deposit, "k", 1)]))
         assert held(driver) <= 120
-    assert len(driver.engine.ledger.epochs) <= 60
+    assert len(driver.core.ledger.epochs) <= 60
 
 
 def test_memory_for_request_ids_is_bounded_by_their_age() -> None:
     driver = Driver(bank, Config(request_id_retention_us=100))
     for number in range(1_000):
-        driver.submit(10 * number, (f"run{number}", [(deposit, "k", 1)]), ([f"one/{number}"], [(deposit, "k", 1)]))
+        driver.submit_at(10 * number, (f"run{number}", [(deposit, "k", 1)]), ([f"one/{number}"], [(deposit, "k", 1)]))
         assert held(driver) <= 60
 
 
@@ -454,27 +485,27 @@ def test_memory_for_request_ids_is_bounded_by_their_age() -> None:
 def test_memory_for_request_ids_is_bounded_under_steady_load(rows: int) -> None:
     """Epochs that fill up before their time: the next one is never empty, and batches lie across their ends."""
     driver = Driver(bank, Config(request_ids_max=50, epoch_transactions_max=2, epoch_interval_us=1_000_000))
-    driver.submit(0, ("first", [(deposit, "k", 1)]))
+    driver.submit_at(0, ("first", [(deposit, "k", 1)]))
     for number in range(500):
-        driver.submit(number, (f"run{number}", [(deposit, "k", 1)] * rows))
+        driver.submit_at(number, (f"run{number}", [(deposit, "k", 1)] * rows))
     assert held(driver) <= 200
-    assert len(driver.engine.ledger.epochs) <= 200
+    assert len(driver.core.ledger.epochs) <= 200
 
 
 def test_a_forgotten_request_id_runs_again() -> None:
     driver = Driver(bank, Config(request_id_retention_us=100))
-    assert driver.call(0, "x", deposit, "k", 1).tid == 1
-    assert driver.call(50, "x", deposit, "k", 1).tid == 1
-    driver.call(1_000, "y", deposit, "k", 1)
-    assert driver.call(2_000, "x", deposit, "k", 1).tid == 3
+    assert driver.call_at(0, "x", deposit, "k", 1).tid == 1
+    assert driver.call_at(50, "x", deposit, "k", 1).tid == 1
+    driver.call_at(1_000, "y", deposit, "k", 1)
+    assert driver.call_at(2_000, "x", deposit, "k", 1).tid == 3
 
 
 def test_an_empty_batch_leaves_nothing_behind() -> None:
     driver = Driver(bank, Config(request_ids_max=1))
     for number in range(100):
-        driver.submit(number, (f"{number}", []))
+        driver.submit_at(number, (f"{number}", []))
     assert [driver.replies[token] for token in range(100)] == [[]] * 100
-    assert len(driver.engine.ledger.runs) <= 10
+    assert len(driver.core.ledger.runs) <= 10
 
 
 # --- batches of a source ----------------------------------------------------------------------------------------------
@@ -490,11 +521,11 @@ def source_batch(driver: Driver, number: int, rows: int = 2, query: str = "q") -
 def test_a_repeated_source_batch_runs_once_and_each_submission_is_answered_once(interval_us: int) -> None:
     driver = Driver(bank, Config(epoch_interval_us=interval_us))
     for _ in range(3):
-        driver.hand_over(0, source_batch(driver, 0))
+        driver.hand_over(source_batch(driver, 0), now_us=0)
     driver.finish()
     assert driver.replies[0] == driver.replies[1] == driver.replies[2]
     assert [reply.result for reply in driver.replies[0]] == [1, 2]
-    driver.hand_over(1_000, source_batch(driver, 0), source_batch(driver, 1))
+    driver.hand_over(source_batch(driver, 0), source_batch(driver, 1), now_us=1_000)
     driver.finish()
     assert driver.replies[3] == driver.replies[0]
     assert [reply.result for reply in driver.replies[4]] == [3, 4]
@@ -503,76 +534,16 @@ def test_a_repeated_source_batch_runs_once_and_each_submission_is_answered_once(
 @pytest.mark.parametrize("number", [1, 5])
 def test_a_source_batch_that_is_not_the_next_is_refused_and_changes_nothing(number: int) -> None:
     driver = Driver(bank)
-    driver.hand_over(0, source_batch(driver, number))
+    driver.hand_over(source_batch(driver, number), now_us=0)
     assert isinstance(driver.refusals[0], StreamError)
     assert driver.state() == {}
-    driver.hand_over(0, source_batch(driver, 0))
+    driver.hand_over(source_batch(driver, 0), now_us=0)
     assert [reply.tid for reply in driver.replies[1]] == [1, 2]
 
 
 def test_epochs_of_source_batches_are_not_kept() -> None:
     driver = Driver(bank)
     for number in range(100):
-        driver.hand_over(number, source_batch(driver, number))
-    assert len(driver.engine.ledger.epochs) <= 2
-    assert driver.engine.ledger.kept == 0
-
-
-# --- the sequencer ----------------------------------------------------------------------------------------------------
-
-
-def test_a_tid_is_the_sequencers_id_plus_its_counter_times_their_number() -> None:
-    sequencer = Sequencer(sid=2, n_seq=3)
-    assert list(sequencer.take(3)) == [2 + 0 * 3, 2 + 1 * 3, 2 + 2 * 3]
-    assert list(sequencer.take(0)) == []
-    assert list(sequencer.take(1)) == [2 + 3 * 3]
-    assert list(Sequencer().take(4)) == [1, 2, 3, 4]
-
-
-@given(st.integers(1, 5), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.booleans()), max_size=30))
-@settings(max_examples=MANY)
-def test_no_two_sequencers_give_the_same_tid_whatever_their_number_becomes(n_seq: int, takes: Any) -> None:
-    sequencers = [Sequencer(sid, n_seq) for sid in range(1, n_seq + 1)]
-    given_out: list[int] = []
-    for who, count, resizes in takes:
-        sequencer = sequencers[who % len(sequencers)]
-        before = max(given_out, default=0)
-        tids = list(sequencer.take(count))
-        assert tids == sorted(tids)
-        given_out += tids
-        if resizes:
-            n_seq = count + 1
-            largest = max(given_out, default=0)
-            sequencers = [Sequencer.above(sid, n_seq, largest) for sid in range(1, n_seq + 1)]
-            for each in sequencers:
-                assert each.sid + each.lc * each.n_seq > before
-        else:
-            largest = max(each.lc for each in sequencers)
-            for each in sequencers:
-                each.level(largest)
-    assert len(set(given_out)) == len(given_out)
-
-
-def test_after_levelling_nobody_gives_a_tid_below_one_that_was_used() -> None:
-    busy, idle = Sequencer(1, 2), Sequencer(2, 2)
-    used = list(busy.take(10))
-    idle.level(busy.lc)
-    busy.level(busy.lc)
-    assert min(itertools.chain(idle.take(1), busy.take(1))) > max(used)
-    idle.level(0)
-    assert idle.take(1)[0] > max(used)
-
-
-@pytest.mark.parametrize(("sid", "n_seq"), [(0, 1), (2, 1), (-1, 3), (4, 3), (1, 0)])
-def test_a_sequencers_id_lies_between_one_and_their_number(sid: int, n_seq: int) -> None:
-    with pytest.raises(ValueError, match="sequencer"):
-        Sequencer(sid, n_seq)
-
-
-def test_a_tid_over_63_bits_is_refused_and_none_is_used() -> None:
-    sequencer = Sequencer(1, 1, lc=TID_MAX - 2)
-    with pytest.raises(OverflowError):
-        sequencer.take(3)
-    assert list(sequencer.take(2)) == [TID_MAX - 1, TID_MAX]
-    with pytest.raises(OverflowError):
-        sequencer.take(1)
+        driver.hand_over(source_batch(driver, number), now_us=number)
+    assert len(driver.core.ledger.epochs) <= 2
+    assert driver.core.ledger.kept == 0

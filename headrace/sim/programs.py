@@ -5,7 +5,7 @@ A program has a shape, drawn first: how many entities there are, how deep and wi
 awaited, how often it aborts, how few its values are. So programs differ in kind, and not only in detail. This is the
 one generator: `sim/cases.py` runs programs on workers in every order, `sim/run.py` beside faults, property tests by
 themselves. (What reaches out of the state, such as timers and external calls, has programs of its own in
-`sim/outside.py` and `tests/test_outside.py`: small ones, whose order in time is what matters.)
+`sim/outside.py` and `tests/core/outside_programs.py`: small ones, whose order in time is what matters.)
 """
 
 from __future__ import annotations

@@ -15,24 +15,17 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace import Abort, App, Config, Context, Reply
-from headrace.core.admission import Admission
-from headrace.core.coordinator import on_workers
-from headrace.core.engine import Engine
 from headrace.core.events import (
-    Answer,
     Append,
     Check,
     Keep,
     Perform,
     Read,
-    ReadResult,
-    Refuse,
     Rescale,
     Rescaled,
     Responded,
     Save,
     SnapshotTaken,
-    Submit,
     TakeSnapshot,
 )
 from headrace.durability import recovery
@@ -41,12 +34,11 @@ from headrace.durability.recovery import OpenedStore
 from headrace.durability.store import Store
 from headrace.errors import StoreError
 from headrace.model.fingerprint import fingerprint
-from headrace.runtime.client import Replies
 from headrace.sim.disk import Disk, SimStore
-from headrace.sim.fleet import Fleet
 from headrace.sim.oracle import Oracle
 from headrace.wire.messages import RequestIds
 from tests.cluster import at_random, outcome
+from tests.driver import Driver
 
 PATIENCE_US = 10_000_000  # that `settle` lets pass
 
@@ -164,8 +156,8 @@ def after_power_loss(store: SimStore) -> SimStore:
 print_of = functools.cache(fingerprint)  # the code of an app does not change while tests run
 
 
-class Hand(Fleet):
-    """With 0 workers an engine, else a coordinator and its workers. Submissions get the tokens 0, 1, 2 and so on."""
+class Hand(Driver):
+    """With a store, to which records, replies and snapshots go when the test says so."""
 
     def __init__(
         self,
@@ -177,33 +169,23 @@ class Hand(Fleet):
         mode: str = "auto",
         **config: int,
     ) -> None:
-        self.app, self.config = app, Config(**{"snapshot_interval_us": 1 << 60} | config)  # none by themselves
-        self.choose = (lambda ready: ready[0]) if seed is None else at_random(seed)
+        settings = Config(**{"snapshot_interval_us": 1 << 60} | config)  # none by themselves
         with patch.object(recovery, "fingerprint", print_of):
-            self.opened_store = OpenedStore(store, app, self.config)
-        durable: dict[str, Any] = {"is_durable": True, "seed": self.opened_store.seed}
-        if workers:
-            term = self.opened_store.log.term
-            self.core: Any = on_workers(app, self.config, workers, mode, term=term, **durable)
-        else:
-            self.core = Engine(app, self.config, **durable)
-        self.opened_store.restore(self.core)
-        self.engine, self.coordinator = self.core, self.core.backend
-        self.workers, self.links, self.timers = {}, {}, {}
-        self.now_us, self.effects = now_us, []
-        self.messages = self.bytes = 0
-        self.admission = Admission(self.core.program)
-        self.store_work = StoreWork(self.opened_store)
+            self.opened_store = OpenedStore(store, app, settings)
         self.records: deque[PendingRecord | Check] = deque()  # on their way to the log
         self.rest: deque[Any] = deque()  # replies, snapshots, retirements
-        self.submitted = 0
-        self.answers: dict[int, list[Reply]] = {}
-        self.refusals: dict[Any, Exception] = {}
-        self.found: dict[Any, Any] = {}
         self.snapshots: dict[Any, int] = {}
         self.performs: deque[Perform] = deque()  # the outside world has not answered these
         self.outside: Callable[[Perform], Responded] | None = None
-        self._apply(0, self.core.start(now_us))
+        choose = (lambda ready: ready[0]) if seed is None else at_random(seed)
+        core: dict[str, Any] = {"is_durable": True, "seed": self.opened_store.seed}
+        if workers:
+            core["term"] = self.opened_store.log.term
+        super().__init__(app, settings, workers, mode, choose=choose, now_us=now_us, **core)
+
+    def prepare(self) -> None:
+        self.opened_store.restore(self.core)
+        self.store_work = StoreWork(self.opened_store)
 
     # --- clients ---
 
@@ -216,22 +198,19 @@ class Hand(Fleet):
         return self._submit(self.admission.admit_columns(f"{query}/{number}", function, keys, args, (query, number)))
 
     def _submit(self, batch: Any) -> int:
-        token, self.submitted = self.submitted, self.submitted + 1
-        self.submit(Submit([(token, batch)]))
-        return token
+        return self.hand_over(batch)[0]
 
     def run(self, ids: RequestIds, calls: Sequence[Any]) -> list[Reply]:
         """Send, and let everything happen."""
         token = self.send(ids, calls)
         self.settle()
-        return self.answers[token]
+        return self.replies[token]
 
     def state(self) -> dict[Any, Any]:
         """All entities: (operator, key) -> state."""
         self.submit(Read("state"))
         self.settle()
-        unseal = self.core.program.values.unseal
-        return {(name, key): unseal(value) for name, key, value in self.found.pop("state")}
+        return self.found.pop("state")
 
     def take_snapshot(self) -> int | None:
         """Its epoch, if it could be saved; else the reason is among the refusals."""
@@ -314,30 +293,19 @@ class Hand(Fleet):
         rng.shuffle(ready)
         return any(one() for one in ready)
 
-    def _apply(self, node: int, effects: list[Any]) -> None:
-        super()._apply(node, effects)
-        for effect in self.effects:
-            if isinstance(effect, Append):
-                self.records.append(self.store_work.encode(effect))
-            elif isinstance(effect, Check):
-                self.records.append(effect)
-            elif isinstance(effect, Keep | Save):
-                self.rest.append(effect)
-            elif isinstance(effect, Answer):
-                assert effect.token not in self.answers, f"submission {effect.token} was answered twice"
-                self.answers[effect.token] = list(Replies(effect.answers, self.core.program.values.unseal))
-            elif isinstance(effect, Refuse):
-                assert effect.token not in self.answers, f"submission {effect.token} was answered twice"
-                self.refusals[effect.token] = effect.error
-            elif isinstance(effect, ReadResult):
-                self.found[effect.token] = effect.entities
-            elif isinstance(effect, SnapshotTaken):
-                self.snapshots[effect.token] = effect.epoch
-            elif isinstance(effect, Perform):
-                self.performs.append(effect)
-            elif not isinstance(effect, Rescaled):
-                raise AssertionError(f"unknown effect: {effect!r}")
-        self.effects.clear()
+    def take(self, effect: Any) -> None:
+        if isinstance(effect, Append):
+            self.records.append(self.store_work.encode(effect))
+        elif isinstance(effect, Check):
+            self.records.append(effect)
+        elif isinstance(effect, Keep | Save):
+            self.rest.append(effect)
+        elif isinstance(effect, SnapshotTaken):
+            self.snapshots[effect.token] = effect.epoch
+        elif isinstance(effect, Perform):
+            self.performs.append(effect)
+        elif not isinstance(effect, Rescaled):
+            super().take(effect)
 
 
 SEVEN: list[Any] = [(add, "a", 1), (add, "b", 1)] * 3 + [(add, "a", 1)]

@@ -200,10 +200,10 @@ class Engine:
         if rng.random() < self.snapshots:
             hand.submit(TakeSnapshot(("snapshot", hand.now_us)))
         happened = [hand.happen(rng) for _ in range(rng.randint(0, 9))]
-        for token in [token for token in self.futures if token in hand.answers or token in hand.refusals]:
+        for token in [token for token in self.futures if token in hand.replies or token in hand.refusals]:
             future = self.futures.pop(token)
-            if token in hand.answers:
-                future.set_result(hand.answers[token])
+            if token in hand.replies:
+                future.set_result(hand.replies[token])
             else:
                 future.set_exception(hand.refusals[token])
         rng.shuffle(self.done)

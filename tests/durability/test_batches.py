@@ -32,7 +32,7 @@ def test_of_a_batch_that_a_crash_cuts_each_row_runs_once_when_it_is_repeated(
     hand = Hand(store, app, workers, epoch_transactions_max=2)
     token = hand.send(ids, SEVEN)
     crash_after(hand, durable)
-    assert (token in hand.answers) == (durable == 4)
+    assert (token in hand.replies) == (durable == 4)
     for _ in range(2):
         hand = Hand(store, app, workers, epoch_transactions_max=3)
         replies = hand.run(ids, SEVEN)
@@ -66,10 +66,10 @@ def test_a_reply_leaves_when_its_record_is_durable_and_not_before(workers: int) 
     hand.submit(Read("state"))
     hand.compute()
     assert hand.core.committed == 1
-    assert (hand.answers, hand.found) == ({}, {})
+    assert (hand.replies, hand.found) == ({}, {})
     hand.sync(1)
     hand.compute()
-    assert list(hand.answers) == [0]
+    assert list(hand.replies) == [0]
     assert hand.found == {}, "state leaves when the log is known to be ours"
     hand.sync()
     hand.compute()
@@ -91,12 +91,12 @@ def test_a_batch_of_a_source_runs_once_wherever_a_crash_cuts_it(durable: int, wo
     hand = Hand(store, app, workers, epoch_transactions_max=2)
     hand.send_source("q", 0, add, FIVE)
     crash_after(hand, durable)
-    assert bool(hand.answers) == (durable == 4)
+    assert bool(hand.replies) == (durable == 4)
     for way in (list(reversed(FIVE)), FIVE[2:] + FIVE[:2]):
         hand = Hand(store, app, workers, epoch_transactions_max=2)
         token = hand.send_source("q", 0, add, way)
         hand.settle()
-        replies = hand.answers[token]
+        replies = hand.replies[token]
         assert hand.state() == SUMS
         assert [reply.request_id for reply in replies] == [f"q/0/{at}" for at in range(5)]
         assert [reply.tid for reply in replies] == [1, 2, 3, 4, 5]
@@ -115,7 +115,7 @@ def test_a_closed_batch_that_nobody_repeats_runs_to_its_end(durable: int) -> Non
     assert hand.state() == SUMS
     token = hand.send_source("q", 1, add, [("a", 1)])
     hand.settle()
-    assert hand.answers[token][0].result == 10
+    assert hand.replies[token][0].result == 10
 
 
 @pytest.mark.parametrize("with_snapshot", [False, True])
@@ -126,15 +126,15 @@ def test_the_last_batch_of_a_source_is_answered_again_and_of_the_one_before_is_o
     hand = Hand(store, app, epoch_transactions_max=2)
     tokens = [hand.send_source("q", number, add, FIVE) for number in range(3)]
     hand.settle()
-    last = hand.answers[tokens[2]]
+    last = hand.replies[tokens[2]]
     for _ in range(3):
         if with_snapshot:
             hand.take_snapshot()
         hand = Hand(store, app)
         again, stale = (hand.send_source("q", number, add, FIVE[:1]) for number in (2, 1))
         hand.settle()
-        assert hand.answers[again] == last
-        assert [reply.failure and reply.failure.type for reply in hand.answers[stale]] == ["ReplyExpired"]
+        assert hand.replies[again] == last
+        assert [reply.failure and reply.failure.type for reply in hand.replies[stale]] == ["ReplyExpired"]
         assert hand.state()["item", "a"] == 27
 
 
@@ -144,9 +144,9 @@ def test_a_batch_without_rows_to_run_is_answered_when_its_record_is_durable(rows
     hand = Hand(store, app)
     token = hand.send_source("q", 0, add, rows)
     hand.compute()
-    assert token not in hand.answers
+    assert token not in hand.replies
     hand.settle()
-    assert [reply.status for reply in hand.answers[token]] == ["refused"] * len(rows)
+    assert [reply.status for reply in hand.replies[token]] == ["refused"] * len(rows)
     hand = Hand(store, app)
     token = hand.send_source("q", 1, add, FIVE)
     hand.settle()
@@ -166,7 +166,7 @@ def test_a_snapshot_holds_no_batch_of_a_source_whose_record_may_be_lost(workers:
     hand = Hand(store, app, workers)
     token = hand.send_source("q", 0, add, FIVE)
     hand.settle()
-    assert [reply.result for reply in hand.answers[token]] == [1, 2, 4, 4, 9]
+    assert [reply.result for reply in hand.replies[token]] == [1, 2, 4, 4, 9]
     assert hand.state() == SUMS | {("item", "z"): 1}
 
 
@@ -184,7 +184,7 @@ def test_an_epoch_may_hold_rows_of_two_sources_and_of_a_client(workers: int) -> 
     ]
     while hand.deliver() or hand.sync() or hand.work():  # no time passes: two rows stay in the open epoch
         pass
-    assert list(hand.answers) == tokens[:2]
+    assert list(hand.replies) == tokens[:2]
     assert len(store.list("snapshots/")) == 1
     again = Hand(store, app, workers, **limits)
     tokens = [
@@ -193,9 +193,9 @@ def test_an_epoch_may_hold_rows_of_two_sources_and_of_a_client(workers: int) -> 
         again.send(["client/0"], [(add, "c", 1)]),
     ]
     again.settle()
-    assert again.answers[tokens[0]] == hand.answers[1]
-    assert again.answers[tokens[2]] == hand.answers[0]
-    assert [reply.result for reply in again.answers[tokens[1]]] == [1, 2, 3, 4]
+    assert again.replies[tokens[0]] == hand.replies[1]
+    assert again.replies[tokens[2]] == hand.replies[0]
+    assert [reply.result for reply in again.replies[tokens[1]]] == [1, 2, 3, 4]
     assert again.state() == {("item", "a"): 1, ("item", "b"): 4, ("item", "c"): 1}
 
 
@@ -210,7 +210,7 @@ def test_the_query_that_was_quiet_for_longest_is_forgotten_first_also_after_a_re
     hand.settle()
     again = [hand.send_source(query, number, add, [("a", 1)]) for query, number in [("q", 1), ("s", 0), ("q", 2)]]
     hand.settle()
-    assert set(again) <= set(hand.answers)
+    assert set(again) <= set(hand.replies)
     assert hand.state() == {("item", "a"): 5}
 
 

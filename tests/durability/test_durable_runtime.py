@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
@@ -51,9 +50,9 @@ from tests.durability.hand import (
     turned,
     weather,
 )
+from tests.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 120.0  # only a hang takes this long
 CALLS: list[Any] = [
     (add, "a", 1),
     (add, "b", 2),
@@ -63,13 +62,6 @@ CALLS: list[Any] = [
     (ask, "b", "a"),
 ]
 SMALL = Config(epoch_transactions_max=2, segment_bytes_max=1, snapshot_interval_us=1, snapshots_kept=1)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.005)
 
 
 class Fussy:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ from tests.durability.inbox_world import (
     table,
 )
 from tests.durability.test_s3 import Server, process, server
+from tests.waiting import eventually
 
 __all__ = ["process", "server"]  # fixtures
 WORLDS = int(120 * float(os.environ.get("HEADRACE_EXAMPLES", "1")))
@@ -364,13 +364,6 @@ def test_a_table_has_a_name_that_objects_can_have(name: str, spark_store: SimSto
 # --- a runtime, with its thread ---------------------------------------------------------------------------------------
 
 
-def until(condition: Callable[[], bool], patience_s: float = 120) -> None:
-    until_s = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < until_s, "nothing happens"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("kind", ["directory", "bucket"])
 def test_a_runtime_takes_batches_on_a_real_store_once(kind: str, tmp_path: Path, request: Any) -> None:
     server: Server | None = request.getfixturevalue("server") if kind == "bucket" else None
@@ -399,10 +392,10 @@ def test_a_runtime_whose_inbox_fails_goes_on_and_can_be_closed(tmp_path: Path) -
     for number in range(2):
         store.is_flaky = True
         close(open_store(tmp_path / "store"), number, table([number]))
-        until(lambda: store.failures > 3)
+        eventually(lambda: store.failures > 3)
         assert runtime.get(item, "a", []) == list(range(number)), "it answers meanwhile"
         store.is_flaky, store.failures = False, 0
-        until(lambda: not waiting(open_store(tmp_path / "store")))
+        eventually(lambda: not waiting(open_store(tmp_path / "store")))
     store.is_flaky = True
     runtime.close()
     with Runtime(app, store=tmp_path / "store") as again:
@@ -435,7 +428,7 @@ def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> No
     store = open_store(tmp_path / "store")
     old = Runtime(app, store=tmp_path / "store")
     close(store, 0, table([1]))
-    until(lambda: last_taken(store, "q") == 0)
+    eventually(lambda: last_taken(store, "q") == 0)
     with Runtime(app, store=tmp_path / "store") as new:
         for number in (1, 2, 3):
             close(store, number, table([number + 1]))

@@ -158,7 +158,7 @@ class Life:
         self.asked[self.hand.send([f"id{at}"], [self.call(at)])] = at
 
     def look(self) -> None:
-        for token, replies in self.hand.answers.items():
+        for token, replies in self.hand.replies.items():
             assert self.answered.setdefault(self.asked[token], replies) == replies
 
     def die(self) -> None:
@@ -278,12 +278,12 @@ def test_a_reply_waits_for_the_responses_that_it_depends_on_to_be_durable(worker
     later = hand.send("a", [(pay, "k", 5), (add, "sum", 1)])
     assert quiet(hand)
     for _ in range(2):
-        assert not hand.answers
+        assert not hand.replies
         hand.submit(bank.answer(hand.performs.popleft()))
         hand.compute()
-        assert not hand.answers
+        assert not hand.replies
         assert quiet(hand)
-    assert hand.answers[later][0].result == [1, 2]
+    assert hand.replies[later][0].result == [1, 2]
 
 
 @WORKERS
@@ -446,6 +446,6 @@ def test_a_lost_worker_changes_nothing_about_the_outside_world(workers: int) -> 
     hand.submit(answer)
     hand.outside = bank.answer
     hand.settle()
-    assert hand.answers[token][0].result == [1, 2]
+    assert hand.replies[token][0].result == [1, 2]
     assert hand.state() == {("item", "k"): [1, 2], ("item", "l"): [3], ("item", "t"): 1}
     assert len(bank.asked) == 3

@@ -179,7 +179,7 @@ def test_nobody_is_answered_by_a_replay_that_differs(workers: int, calls_max: in
         hand = Hand(store, app, workers, calls_max=calls_max)
         with pytest.raises(NotDeterministic):
             hand.run("all", [(ask_weather, "w")])
-        assert all(replies == [reply] for replies in hand.answers.values())
+        assert all(replies == [reply] for replies in hand.replies.values())
 
 
 @pytest.mark.parametrize("change", [(1, True), (1, 1.0), (0.0, -0.0), ("1", 1), (None, False), ((1,), [1])], ids=repr)

@@ -8,8 +8,7 @@ from pathlib import Path
 from headrace import App, Config, Context, Runtime
 from headrace.durability.log.log import bounds
 from headrace.durability.store import DirectoryStore
-
-PATIENCE_S = 120.0  # only a hang takes this long
+from tests.waiting import eventually
 
 app = App("counting")
 counter = app.operator("counter")
@@ -25,12 +24,8 @@ def kept(where: Path) -> int:
     return bounds(DirectoryStore(where), "replies")[1]
 
 
-def wait_until_kept(where: Path, count: int) -> float:
-    began_s = time.monotonic()
-    while kept(where) < count:
-        assert time.monotonic() < began_s + PATIENCE_S
-        time.sleep(0.001)
-    return time.monotonic() - began_s
+def wait_until_kept(where: Path, count: int) -> None:
+    eventually(lambda: kept(where) >= count, pause_s=0.001)
 
 
 def test_the_first_replies_are_written_at_once_and_the_next_not_before_their_time(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class Life:
 
     def look(self) -> None:
         """What was answered, is: for good."""
-        for token, replies in self.hand.answers.items():
+        for token, replies in self.hand.replies.items():
             before = self.answered.setdefault(self.asked[token], replies)
             assert replies == before
 
@@ -219,7 +219,7 @@ def play(hand: Hand, acknowledged: dict[Any, list[Reply]]) -> None:
         assert hand.take_snapshot()
         token = hand.send_source("q", 0, add, ROWS)
         hand.settle()
-        acknowledge(acknowledged, "q", hand.answers[token])
+        acknowledge(acknowledged, "q", hand.replies[token])
 
 
 def acknowledge(acknowledged: dict[Any, list[Reply]], what: str, replies: list[Reply]) -> None:
@@ -231,7 +231,7 @@ def check_played(hand: Hand, acknowledged: dict[Any, list[Reply]]) -> None:
     tokens["q"] = hand.send_source("q", 0, add, ROWS)
     hand.settle()
     for what, token in tokens.items():
-        acknowledge(acknowledged, what, hand.answers[token])
+        acknowledge(acknowledged, what, hand.replies[token])
     called, replies = {}, {}
     for what, calls in [*((str(ids), calls) for ids, calls in SCRIPT), ("q", [(add, *row) for row in ROWS])]:
         for call, reply in zip(calls, acknowledged[what], strict=True):
@@ -313,10 +313,10 @@ def test_a_worker_lost_in_the_middle_of_an_epoch_and_then_the_coordinator(lost: 
     hand.sync()
     for _ in range(3):
         hand.deliver()
-    assert token not in hand.answers
+    assert token not in hand.replies
     hand.submit(Lost(lost))
     hand.compute()
-    replies, state = hand.answers[token], hand.state()
+    replies, state = hand.replies[token], hand.state()
     again = Hand(store, app, 2)
     again.submit(Lost(lost))  # in the middle of the replay
     assert again.run("all", [(move, "a", "b", 1), (ask, "b", "a"), (drop, "a"), (move, "b", "a", 500)]) == replies
@@ -414,10 +414,10 @@ def test_a_transaction_whose_decree_was_lost_is_answered_by_what_it_does_the_nex
         hand.send("all", [(exhaust, "a", "stack"), (add, "a", 1)])
         hand.sync()
         hand.compute()
-        assert not hand.answers
+        assert not hand.replies
         while hand.work():
             pass
-        assert not hand.answers
+        assert not hand.replies
         again = Hand(store, app, calls_max=calls_max)
         replies = again.run("all", [(exhaust, "a", "stack"), (add, "a", 1)])
         assert [reply.status for reply in replies] == ["aborted", "ok"]
@@ -468,9 +468,9 @@ def test_a_function_that_never_returned_stays_aborted_on_any_number_of_workers(w
     hand.sync()
     hand.submit(Overran(1, 2))
     hand.compute()
-    assert token not in hand.answers
+    assert token not in hand.replies
     hand.settle()
-    replies = hand.answers[token]
+    replies = hand.replies[token]
     assert [reply.status for reply in replies] == ["ok", "aborted", "ok"]
     hand = Hand(store, app, workers)
     assert hand.run("all", calls) == replies

@@ -162,22 +162,22 @@ def test_the_last_batch_of_a_quiet_source_is_answered_though_ids_of_its_time_are
     hand = Hand(store, app, workers, epoch_transactions_max=2, **SMALL)
     token = hand.send_source("q", 0, add, [("a", 1)] * 5)
     hand.settle()
-    replies = hand.answers[token]
+    replies = hand.replies[token]
     for number in range(15):
         go_on(hand, 10, f"other{number}")
     hand = Hand(store, app, workers, now_us=hand.now_us, **SMALL)
     token = hand.send_source("q", 0, add, [("a", 1)] * 5)
     hand.settle()
-    assert hand.answers[token] == replies, "at 150 of 200 seconds"
+    assert hand.replies[token] == replies, "at 150 of 200 seconds"
     for number in range(15):
         go_on(hand, 10, f"later{number}")
     hand = Hand(store, app, workers, now_us=hand.now_us, **SMALL)
     again, following = (hand.send_source("q", number, add, [("a", 1)] * 5) for number in (0, 1))
     hand.settle()
-    assert {reply.error for reply in hand.answers[again]} == {
+    assert {reply.error for reply in hand.replies[again]} == {
         "the batch ran, but its replies are no longer kept (reply_retention_us)"
     }
-    assert [reply.result for reply in hand.answers[following]] == [6, 7, 8, 9, 10], "it ran once"
+    assert [reply.result for reply in hand.replies[following]] == [6, 7, 8, 9, 10], "it ran once"
 
 
 @pytest.mark.parametrize("in_between", [0, 1, 5])
@@ -189,7 +189,7 @@ def test_ids_that_shared_an_epoch_with_a_sources_last_batch_do_not_come_back(in_
     token = hand.send_source("q", 0, add, [("a", 1)])
     hand.send(["id"], [(put, "b", 1)])
     hand.settle()
-    replies = hand.answers[token]
+    replies = hand.replies[token]
     assert hand.run(["id"], [(put, "b", 1)])[0].epoch == replies[0].epoch
     for number in range(in_between):
         go_on(hand, 20, f"other{number}")
@@ -201,7 +201,7 @@ def test_ids_that_shared_an_epoch_with_a_sources_last_batch_do_not_come_back(in_
         assert hand.core.ledger.find("id") is None
         token = hand.send_source("q", 0, add, [])
         hand.settle()
-        assert hand.answers[token] == replies
+        assert hand.replies[token] == replies
     assert hand.run(["id"], [(put, "b", 1)])[0].epoch != replies[0].epoch
 
 

@@ -15,7 +15,7 @@ from headrace.durability.reading.scan import LaterStates, Scan
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.model.operator import Operator
 from headrace.wire.values import MISSING, Values, wrap
-from tests.durability.test_snapshots import IDENTITY, MemoryStore
+from tests.durability.snapshot_world import IDENTITY, MemoryStore
 
 SHARDS = 8
 OPERATORS = {name: Operator(name) for name in ("account", "order")}

@@ -6,8 +6,7 @@ import copy
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,148 +20,34 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
 from headrace.durability import columns
-from headrace.durability.snapshots import layers, snapshots
+from headrace.durability.snapshots import layers
 from headrace.durability.snapshots.snapshots import Snapshots, first_to_fold
 from headrace.durability.store import DirectoryStore
-from headrace.errors import BadKey, BadValue, Fenced, ObjectMissing, SnapshotBroken, StoreError
+from headrace.errors import BadKey, BadValue, Fenced, SnapshotBroken, StoreError
 from headrace.model.operator import Operator
 from headrace.wire.values import MISSING, Values
-
-IDENTITY = {"cluster": "c1", "app": "bank", "format": 1}
-SHARDS = 8
-OPERATORS = {name: Operator(name) for name in ("accounts", "orders", "stock")}
-Tables = dict[str, dict[Any, Any]]
-
-
-class MemoryStore:
-    """Objects in a dict. `hook(operation, name)` is called before each change, `after` after it."""
-
-    url, can_append = "memory", False
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self.hook: Callable[[str, str], None] = lambda operation, name: None
-        self.after: Callable[[str, str], None] = lambda operation, name: None
-        self.written_bytes = 0
-
-    def put(self, name: str, data: bytes) -> None:
-        self.hook("put", name)
-        self.objects[name] = data
-        self.written_bytes += len(data)
-        self.after("put", name)
-
-    def create(self, name: str, data: bytes) -> bool:
-        self.hook("create", name)
-        if name in self.objects:
-            return False
-        self.objects[name] = data
-        self.written_bytes += len(data)
-        self.after("create", name)
-        return True
-
-    def get(self, name: str) -> bytes:
-        if name not in self.objects:
-            raise ObjectMissing(name)
-        return self.objects[name]
-
-    def get_part(self, name: str, start: int, size: int) -> bytes:
-        return self.get(name)[start : start + size]
-
-    def exists(self, name: str) -> bool:
-        return name in self.objects
-
-    def list(self, prefix: str) -> list[str]:
-        return sorted(name for name in self.objects if name.startswith(prefix))
-
-    def delete(self, name: str) -> None:
-        self.hook("delete", name)
-        self.objects.pop(name, None)
-        self.after("delete", name)
-
-    def append(self, name: str, data: bytes) -> None:
-        raise NotImplementedError
-
-    def sync(self, name: str) -> None:
-        raise NotImplementedError
-
-
-class Died(Exception):
-    """The process is gone."""
-
-
-@contextmanager
-def dying(
-    store: MemoryStore, operations: int, is_done: bool, error: Callable[[str], Exception] = Died
-) -> Iterator[None]:
-    """The process dies (or the store refuses) at the change after so many: before it is done, or after that."""
-    left = [operations]
-
-    def strike(operation: str, name: str) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            raise error(f"{operation} {name}")
-
-    nothing = store.hook
-    store.hook, store.after = (nothing, strike) if is_done else (strike, nothing)
-    try:
-        yield
-    finally:
-        store.hook, store.after = nothing, nothing
-
-
-def shards(operator: str, keys: Any) -> Any:
-    return shards_of(OPERATORS[operator], keys, SHARDS)
-
-
-def new(store: Any, made: type[Snapshots] = Snapshots, **options: Any) -> Snapshots:
-    """With limits so small that little data has several parts, batches and folds."""
-    defaults: dict[str, Any] = {"shards": shards, "shard_count": SHARDS, "fold_layers_min": 2, "part_bytes": 400}
-    return made(store, IDENTITY, **defaults | options)
-
-
-@contextmanager
-def small_limits() -> Iterator[None]:
-    with (
-        mock.patch.multiple(layers, BATCH_ROWS=3, FOLD_ROWS=8),
-        mock.patch.multiple(snapshots, META_INLINE_BYTES_MAX=60),
-    ):
-        yield
+from tests.durability.snapshot_world import (
+    IDENTITY,
+    OPERATORS,
+    SHARDS,
+    Died,
+    MemoryStore,
+    Tables,
+    changes,
+    dying,
+    meta_of,
+    new,
+    same,
+    shards,
+    small_limits,
+    without_empty,
+)
 
 
 @pytest.fixture(autouse=True)
 def small() -> Iterator[None]:
     with small_limits():
         yield
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in value and type, to the bit."""
-    if type(a) is not type(b):
-        return False
-    if type(a) is float:
-        return struct.pack("d", a) == struct.pack("d", b)
-    if type(a) is dict:
-        mine, theirs = ({(type(key), key): value for key, value in each.items()} for each in (a, b))
-        return mine.keys() == theirs.keys() and all(same(mine[key], theirs[key]) for key in mine)
-    return bool(a == b)
-
-
-def changes(old: Tables, new: Tables) -> list[tuple[str, Any, Any]]:
-    """What makes the one of the other."""
-    delta = []
-    for operator in sorted(old.keys() | new.keys()):
-        before, after = old.get(operator, {}), new.get(operator, {})
-        delta += [(operator, key, MISSING) for key in before if key not in after]
-        delta += [(operator, key, state) for key, state in after.items() if not same(before.get(key, MISSING), state)]
-    return delta
-
-
-def without_empty(tables: Tables) -> Tables:
-    return {operator: table for operator, table in tables.items() if table}
-
-
-def meta_of(epoch: int) -> dict[str, Any]:
-    return {"epoch": epoch, "ids": [[f"r{i}", i, b"\x00\xff", None, 1.5] for i in range(epoch % 7)], "n": {3: -0.0}}
 
 
 ints = st.one_of(

@@ -125,7 +125,7 @@ def test_a_batch_of_a_source_that_the_old_code_did_not_finish_is_no_reason_to_lo
         hand = Hand(store, OLD)
     token = hand.send_source("q", 0, "counter.add", [])
     hand.settle()
-    assert len(hand.answers[token]) == 5
+    assert len(hand.replies[token]) == 5
     assert hand.state()["counter", "a"] in (5, 10)
 
 

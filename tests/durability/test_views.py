@@ -9,9 +9,11 @@ import pytest
 
 from headrace import App, Config, Context, Runtime
 from headrace.durability.columns import join
+from headrace.durability.log.changelog import Changelog
 from headrace.durability.reading.views import CHANGES, REPLAY, SNAPSHOT, EpochEnd, View
 from headrace.durability.store import DirectoryStore
 from headrace.errors import BadRequest, StoreError
+from tests.waiting import eventually
 
 NEVER = Config(snapshot_interval_us=1 << 60, replay_transactions_max=1 << 60)
 
@@ -67,7 +69,8 @@ def test_any_epoch_after_a_snapshot_can_be_read(tmp_path: Path, changes: bool, w
         base = max(seen)
         seen |= run(runtime, CALLS[3:])
         runtime.client.call("account.add", "z", 1)  # so that all before it is surely kept
-        wait_for(tmp_path, max(seen), changes)
+        if changes:
+            wait_for_changes(tmp_path, max(seen))
         view = View(DirectoryStore(tmp_path), "account", app if with_app else None)
         for epoch in range(base, max(seen) + 1):
             moment = view.at(epoch)
@@ -78,29 +81,22 @@ def test_any_epoch_after_a_snapshot_can_be_read(tmp_path: Path, changes: bool, w
             }
 
 
-def wait_for(where: Path, epoch: int, changes: bool) -> None:
-    """Changes are in the store a little after they were answered."""
-    import time
-
-    from headrace.durability.log.changelog import Changelog
-
-    limit = time.monotonic() + 120
-    while changes and Changelog(DirectoryStore(where)).bounds()[1] < epoch:
-        assert time.monotonic() < limit
-        time.sleep(0.01)
+def wait_for_changes(where: Path, epoch: int) -> None:
+    """They are in the store a little after they were answered."""
+    eventually(lambda: Changelog(DirectoryStore(where)).bounds()[1] >= epoch)
 
 
 def test_with_a_changelog_the_newest_moment_is_the_last_epoch(tmp_path: Path) -> None:
     with Runtime(app_with(True), NEVER, store=tmp_path) as runtime:
         view = View(DirectoryStore(tmp_path), "account")
         seen = run(runtime, CALLS[:4])  # before there is any snapshot
-        wait_for(tmp_path, max(seen), True)
+        wait_for_changes(tmp_path, max(seen))
         moment = view.newest()
         assert (moment.how, moment.snapshot_id) == (CHANGES, None)
         assert read(view, moment) == seen[moment.epoch] == seen[max(seen)]
         runtime.snapshot()
         seen |= run(runtime, CALLS[4:])
-        wait_for(tmp_path, max(seen), True)
+        wait_for_changes(tmp_path, max(seen))
         moment = view.newest()
         assert moment.how == CHANGES
         assert read(view, moment) == seen[max(seen)]

@@ -21,8 +21,8 @@ import pytest
 from examples.bank import BALANCE_MAX, app
 from headrace import Runtime
 from tests.kafka.broker import Broker, die_with_parent
-from tests.kafka.test_pipeline import until
 from tests.process.test_cluster import is_alive
+from tests.waiting import LONG_PATIENCE_S, eventually
 
 pytestmark = pytest.mark.spark
 
@@ -121,13 +121,13 @@ def test_each_request_is_answered_once_though_it_is_killed_in_the_middle(kafka: 
     try:
         for _ in range(KILLS):
             before = kafka.count("kill-out")
-            until(lambda before=before: kafka.count("kill-out") > before)
+            eventually(lambda before=before: kafka.count("kill-out") > before, LONG_PATIENCE_S, pause_s=0.2)
             time.sleep(chance.uniform(0, 2))
             server.kill()
-            until(lambda dead=server: not any(map(is_alive, dead.children)))
+            eventually(lambda dead=server: not any(map(is_alive, dead.children)), LONG_PATIENCE_S, pause_s=0.2)
             server = Server(kafka, store)
         clients.end()
-        until(lambda: kafka.count("kill-out") >= len(clients.sent))
+        eventually(lambda: kafka.count("kill-out") >= len(clients.sent), LONG_PATIENCE_S, pause_s=0.2)
         server.stop()
     finally:
         clients.is_over.set()

@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,10 +17,9 @@ import pytest
 from examples.bank import app
 from headrace import Runtime
 from tests.kafka.broker import Broker
+from tests.waiting import LONG_PATIENCE_S, eventually
 
 pytestmark = pytest.mark.spark
-
-WAIT_S_MAX = 600
 
 
 @contextmanager
@@ -34,13 +33,6 @@ def piped(kafka: Broker, spark: Any, store: Path, stem: str, **settings: Any) ->
         pipeline.start(runtime.metrics()["epochs"])
         yield runtime, pipeline
         pipeline.stop_requests()
-
-
-def until(is_so: Callable[[], Any]) -> None:
-    end_s = time.monotonic() + WAIT_S_MAX
-    while not is_so():
-        assert time.monotonic() < end_s, "it takes too long"
-        time.sleep(0.2)
 
 
 def call(function: str, key: Any, *args: Any, request_id: str | None = None) -> bytes:
@@ -57,7 +49,7 @@ def test_each_message_is_answered_once_and_what_is_no_call_is_told_why(
 ) -> None:
     from headrace.spark.kafka import pipeline as module
 
-    monkeypatch.setattr(module, "DRAIN_S_MAX", WAIT_S_MAX)
+    monkeypatch.setattr(module, "DRAIN_S_MAX", LONG_PATIENCE_S)
     kafka.create("plain-in", "plain-out", partitions=1)
     with Runtime(app, store=tmp_path / "store") as runtime:
         runtime.client.call("account.deposit", "before", 1)  # not asked by Kafka, and before its time
@@ -74,9 +66,9 @@ def test_each_message_is_answered_once_and_what_is_no_call_is_told_why(
         ],
     )
     with piped(kafka, spark, tmp_path / "store", "plain") as (runtime, _):
-        until(lambda: len(kafka.read("plain-out")) >= 7)
+        eventually(lambda: len(kafka.read("plain-out")) >= 7, LONG_PATIENCE_S, pause_s=0.2)
         kafka.produce("plain-in", [b"more junk", call("deposit", "a", 1, request_id="r8")])
-        until(lambda: runtime.get("account", "a") == 7)
+        eventually(lambda: runtime.get("account", "a") == 7, LONG_PATIENCE_S, pause_s=0.2)
         assert runtime.state("account") == {"before": 1, "a": 7, "b": 5, 7: 3}
     replies = {message.key().decode(): message for message in kafka.read("plain-out")}  # the last ones came at the end
     assert len(kafka.read("plain-out")) == len(replies) == 9
@@ -134,14 +126,14 @@ def test_a_batch_of_replies_that_was_written_in_part_is_completed_and_nothing_is
 
     send(0, 400)
     with piped(kafka, spark, tmp_path / "store", "parts") as (runtime, pipeline):
-        until(lambda: len(failures) == 3 and len(kafka.read("parts-out")) >= 400)
+        eventually(lambda: len(failures) == 3 and len(kafka.read("parts-out")) >= 400, LONG_PATIENCE_S, pause_s=0.2)
         assert len(set(failures)) == 1  # it was one batch, again and again
         assert pipeline.metrics()["replies"]["restarts"] == 3
         kafka.stop()
         time.sleep(1)
         kafka.start()
         send(400, 100)
-        until(lambda: len(kafka.read("parts-out")) >= 500)
+        eventually(lambda: len(kafka.read("parts-out")) >= 500, LONG_PATIENCE_S, pause_s=0.2)
         assert runtime.state("account") == balances
     replies = kafka.read("parts-out")
     assert Counter(message.key().decode() for message in replies) == expected

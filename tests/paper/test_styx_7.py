@@ -226,15 +226,15 @@ def test_an_epoch_is_in_the_log_with_its_size_before_any_of_it_is_answered() -> 
     hand = Hand(store, app, epoch_transactions_max=2)
     token = hand.send("all", CALLS[:5])
     hand.compute()
-    assert not hand.answers
+    assert not hand.replies
     hand.sync(2)
     hand.compute()
     assert [len(epoch) for epoch in logged(store)] == [2, 2]
-    assert not hand.answers
+    assert not hand.replies
     hand.sync()
     hand.compute()
     assert [len(epoch) for epoch in logged(store)] == [2, 2, 1]
-    assert token in hand.answers
+    assert token in hand.replies
 
 
 # --- 7.3 Exactly-once processing --------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_a_transaction_that_a_failure_interrupts_is_run_again_as_a_whole(lost: i
     for link, frames in under_way.items():  # they arrive once more, late
         hand.links[link].extend(frames)
     hand.settle()
-    assert [outcome(reply) for reply in hand.answers[token]] == looped(CALLS)[0]
+    assert [outcome(reply) for reply in hand.replies[token]] == looped(CALLS)[0]
     assert hand.state() == looped(CALLS)[1]
 
 
@@ -288,7 +288,7 @@ def test_a_reply_is_written_to_the_output_once_however_many_were_there_before_th
     hand.compute()
     hand.sync()
     hand.compute()
-    replies = hand.answers[token]
+    replies = hand.replies[token]
     for _ in range(kept):
         hand.work()
     for _ in range(2):
@@ -370,9 +370,9 @@ def test_an_external_call_at_the_three_critical_points_of_figure_9(point: int, w
     assert (call.name, call.args) == ("shop", ("a", 5))
     if point > 1:
         hand.submit(Responded(call.call, "bread"))
-        assert not hand.answers, "2: not before the response is durable"
+        assert not hand.replies, "2: not before the response is durable"
         hand.settle()
-        replies = hand.answers[0]
+        replies = hand.replies[0]
     if point > 2:
         hand.take_snapshot()
         hand.run("more", [(throw_once, "c")])
@@ -411,4 +411,4 @@ def test_a_store_is_opened_by_one_at_a_time() -> None:
     OpenedStore(store, app, first.config)
     with pytest.raises(Exception, match="another coordinator took over"):
         first.settle()
-    assert not first.answers
+    assert not first.replies

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -30,19 +30,10 @@ from headrace.wire import codec
 from headrace.wire.messages import Final, Frame, Shown
 from tests.process import bank
 from tests.process.bank import account, compute_for_ever, crash, deposit, doze, move, process_id, spin, transfer
+from tests.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parent.parent.parent
-PATIENCE_S = 120.0  # only a hang takes this long
 SMALL = Config(epoch_transactions_max=100, resend_us=200_000)
-
-
-def eventually(condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """Wait until it holds; what it returned."""
-    until_s = time.monotonic() + patience_s
-    while not (held := condition()):
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.005)
-    return held
 
 
 def is_alive(pid: int) -> bool:

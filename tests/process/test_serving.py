@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.process.test_cluster import eventually, is_alive
+from tests.process.test_cluster import is_alive
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -18,7 +18,8 @@ from headrace.runtime.pipe import Job, WorkerPipe
 from headrace.runtime.process import Processes, WorkerProcess
 from tests.process import bank
 from tests.process.bank import account, deposit, move
-from tests.process.test_cluster import SMALL, eventually
+from tests.process.test_cluster import SMALL
+from tests.waiting import eventually
 
 LATE_S = 0.3
 KEYS = [f"k{i}" for i in range(30)]

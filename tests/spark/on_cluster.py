@@ -38,8 +38,9 @@ from headrace.spark.jvm.class_archive import java_options
 from headrace.spark.jvm.java import find_java
 from tests.process import bank
 from tests.process.bank import account, compute_for_ever, crash, deposit, process_id, spin, transfer
-from tests.process.test_cluster import SMALL, Load, eventually, is_alive
+from tests.process.test_cluster import SMALL, Load, is_alive
 from tests.spark.standalone import CORES, HOSTS, command_of, descendants_of, parent_of
+from tests.waiting import eventually
 
 MARK = "=> "
 PATIENCE_S = 240.0

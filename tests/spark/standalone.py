@@ -13,30 +13,20 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyspark
 
 from headrace.spark.jvm.class_archive import java_options
 from headrace.spark.jvm.java import find_java
 from tests.process.test_cluster import is_alive
+from tests.waiting import eventually
 
 SPARK = Path(pyspark.__file__).parent
 HOSTS = ("127.0.0.1", "127.0.0.2")
 CORES = 3
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
-PATIENCE_S = 120.0  # only a hang takes this long
-
-
-def eventually(condition: Callable[[], Any], patience_s: float = PATIENCE_S, what: str = "it") -> Any:
-    until_s = time.monotonic() + patience_s
-    while not (held := condition()):
-        assert time.monotonic() < until_s, f"{what} never came true"
-        time.sleep(0.02)
-    return held
 
 
 def die_with_parent() -> None:

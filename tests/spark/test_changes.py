@@ -30,7 +30,7 @@ from headrace.spark.load import load
 from headrace.spark.sources.changes import ChangesLog, keys_as_text
 from headrace.spark.sources.epoch_streams import EpochStream
 from headrace.wire.values import Values, plain
-from tests.process.test_cluster import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.spark
 

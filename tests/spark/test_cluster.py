@@ -38,13 +38,14 @@ from tests.process import bank
 from tests.process.test_cluster import Load, is_alive
 from tests.process.test_serving import headrace, metrics, served
 from tests.spark.on_cluster import MARK
-from tests.spark.standalone import CORES, HOSTS, Standalone, command_of, eventually, parent_of, standalone
+from tests.spark.standalone import CORES, HOSTS, Standalone, command_of, parent_of, standalone
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parent.parent.parent
 ANSWER_S_MAX, START_S_MAX = 600.0, 600.0  # only a hang takes this long
 
 
-class Driver:
+class DriverProcess:
     """The process that has the Spark context."""
 
     def __init__(self, master: str, folder: Path) -> None:
@@ -109,8 +110,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 
 @pytest.fixture(scope="module")
-def driver(machines: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    made = Driver(machines.master, tmp_path_factory.mktemp("driver"))
+def driver(machines: Standalone, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverProcess]:
+    made = DriverProcess(machines.master, tmp_path_factory.mktemp("driver"))
     try:
         yield made
     finally:
@@ -120,7 +121,7 @@ def driver(machines: Standalone, tmp_path_factory: pytest.TempPathFactory) -> It
 # --- the same as the loop ---------------------------------------------------------------------------------------------
 
 
-def test_workers_in_the_tasks_of_a_spark_stage_give_what_the_loop_gives(driver: Driver) -> None:
+def test_workers_in_the_tasks_of_a_spark_stage_give_what_the_loop_gives(driver: DriverProcess) -> None:
     saw = driver.run("plain")
     assert saw["ran"] == saw["processes"]
     assert len(saw["processes"]) == saw["workers"] == saw["tasks"] == 2
@@ -133,7 +134,7 @@ def test_workers_in_the_tasks_of_a_spark_stage_give_what_the_loop_gives(driver: 
 # --- deaths -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_is_replaced_in_its_seat(driver: Driver) -> None:
+def test_a_worker_that_is_killed_is_replaced_in_its_seat(driver: DriverProcess) -> None:
     saw = driver.run("kill", "worker")
     assert "headrace.runtime.worker_process" in saw["killed"]
     assert (saw["recoveries"], saw["new"], saw["alive"]) == (1, 1, [])
@@ -145,7 +146,7 @@ def test_a_worker_that_is_killed_is_replaced_in_its_seat(driver: Driver) -> None
     ("what", "command"), [("seat", "pyspark.daemon"), ("executor", "CoarseGrainedExecutorBackend")]
 )
 def test_a_spark_process_that_is_killed_in_the_middle_changes_no_answer(
-    driver: Driver, what: str, command: str
+    driver: DriverProcess, what: str, command: str
 ) -> None:
     saw = driver.run("kill", what)
     assert command in saw["killed"]
@@ -154,18 +155,20 @@ def test_a_spark_process_that_is_killed_in_the_middle_changes_no_answer(
     assert not saw["is_same_stage"]
 
 
-def test_a_stream_goes_on_when_an_executor_is_killed_and_each_row_is_answered_once(driver: Driver) -> None:
+def test_a_stream_goes_on_when_an_executor_is_killed_and_each_row_is_answered_once(driver: DriverProcess) -> None:
     saw = driver.run("stream")
     assert saw["before"] < saw["rows"], "it was killed when all was over"
     assert saw["recoveries"] == 1
     assert saw["committed"] == saw["replies"] == saw["ids"] == saw["rows"]
 
 
-def test_a_seat_that_stands_still_is_given_up(driver: Driver) -> None:
+def test_a_seat_that_stands_still_is_given_up(driver: DriverProcess) -> None:
     assert driver.run("stop_seat")["new"] == 2
 
 
-def test_functions_that_never_return_or_take_their_worker_with_them_are_aborted_by_decree(driver: Driver) -> None:
+def test_functions_that_never_return_or_take_their_worker_with_them_are_aborted_by_decree(
+    driver: DriverProcess,
+) -> None:
     saw = driver.run("poison")
     assert saw["failures"] == {"10": "poisoned", "20": "poisoned", "21": "poisoned"}
     assert saw["results"] == [*[10] * 10, None, 6, *[10] * 8, None, None]
@@ -175,14 +178,14 @@ def test_functions_that_never_return_or_take_their_worker_with_them_are_aborted_
 # --- as many as are wanted --------------------------------------------------------------------------------------------
 
 
-def test_rescaling_under_load_changes_no_answer(driver: Driver) -> None:
+def test_rescaling_under_load_changes_no_answer(driver: DriverProcess) -> None:
     saw = driver.run("rescale")
     assert all(saw["moved"])
     assert (saw["three"], saw["one"]) == (3, [1])
     assert saw["too_many"].startswith("bad_request: 9 workers need 11 Spark slots")
 
 
-def test_what_spark_cannot_host_is_refused_with_what_to_change(driver: Driver) -> None:
+def test_what_spark_cannot_host_is_refused_with_what_to_change(driver: DriverProcess) -> None:
     said = driver.run("refuse")
     assert said["slots"].startswith("bad_config: 5 workers need 7 Spark slots")
     assert f"this app has {CORES * len(HOSTS)}" in said["slots"]
@@ -193,14 +196,14 @@ def test_what_spark_cannot_host_is_refused_with_what_to_change(driver: Driver) -
     assert "a folder that all machines share" in said["store"]
 
 
-def test_who_has_no_ticket_is_not_heard(driver: Driver) -> None:
+def test_who_has_no_ticket_is_not_heard(driver: DriverProcess) -> None:
     assert driver.run("strangers") == {"answered": 0, "called": 1, "term": 1}
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_worker_outlives_a_driver_that_is_killed(driver: Driver, machines: Standalone) -> None:
+def test_no_worker_outlives_a_driver_that_is_killed(driver: DriverProcess, machines: Standalone) -> None:
     """Also one that is busy in a function which never returns. This is the driver's last test."""
     pids = driver.run("leave_running")["pids"]
     assert len(set(pids)) == 4

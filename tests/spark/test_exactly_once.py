@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from headrace.core.events import Read
 from headrace.durability.inbox.inbox import last_taken
 from headrace.durability.store import open_store
 from tests.spark.crashes import CONFIG, Row, app, loop, replies_of, start_query, stream, write_files
+from tests.waiting import LONG_PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 ROOT = Path(__file__).parents[2]
@@ -63,13 +64,6 @@ def taken(store: Path) -> int:
     """How many batches of the only query there are."""
     names = open_store(store).list("taken/")
     return 1 + max((last_taken(open_store(store), name.split("/")[1].split("@")[0]) for name in names), default=-1)
-
-
-def until(condition: Callable[[], bool], patience_s: float = 600) -> None:
-    until_s = time.monotonic() + patience_s
-    while not condition():
-        assert time.monotonic() < until_s, "nothing happens"
-        time.sleep(0.01)
 
 
 def packed(store: Path) -> list[Any]:
@@ -135,7 +129,7 @@ def test_spark_and_engine_killed_together_at_random_points(
     points = sorted(rng.sample(range(1, FILES - 1), KILLS))
     for at in points:
         with running("all", folder, store) as both:
-            until(lambda at=at: taken(store) >= at or both.is_over)  # type: ignore[misc]
+            eventually(lambda at=at: taken(store) >= at or both.is_over, LONG_PATIENCE_S)  # type: ignore[misc]
             time.sleep(rng.random() * 0.5)
             assert not both.is_over, both.log.read_text()
             both.kill(rng.random() < 0.7)
@@ -157,14 +151,14 @@ def test_an_engine_killed_again_and_again_under_a_query_that_goes_on(
     for at in sorted(rng.sample(range(FILES - 1), 4)):
         with running("engine", folder, store) as engine:
             if query is None:
-                until(lambda: (store / "apps" / "current.json").exists())
+                eventually(lambda: (store / "apps" / "current.json").exists(), LONG_PATIENCE_S)
                 query = start_query(spark, folder, store)
-            until(lambda at=at: taken(store) > at)  # type: ignore[misc]
+            eventually(lambda at=at: taken(store) > at, LONG_PATIENCE_S)  # type: ignore[misc]
             time.sleep(rng.random() * 0.3)
             assert not engine.is_over, engine.log.read_text()
     with running("engine", folder, store):
         query.awaitTermination(120)
-        until(lambda: taken(store) == FILES)
+        eventually(lambda: taken(store) == FILES, LONG_PATIENCE_S)
     assert packed(store) == undisturbed
     check(spark, store, written)
 
@@ -178,7 +172,7 @@ def test_a_query_that_is_stopped_and_started_again_goes_on_where_it_was(
     with Runtime(app, CONFIG, store=store) as runtime:
         for at in sorted(rng.sample(range(1, FILES - 1), 3)):
             query = start_query(spark, folder, store)
-            until(lambda at=at: taken(store) >= at)  # type: ignore[misc]
+            eventually(lambda at=at: taken(store) >= at, LONG_PATIENCE_S)  # type: ignore[misc]
             query.stop()
             last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
             (commits / str(last)).unlink()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from headrace import App, Config, Context, Runtime
 from headrace.core.placement import shard_of
 from headrace.errors import HeadraceError
 from headrace.spark.sources.state_table import StateSource
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -245,7 +245,7 @@ def test_a_table_is_one_epoch_and_a_live_one_the_newest(spark: Any, tmp_path: Pa
         live = table(spark, str(tmp_path), "account", live="true")
         assert fixed.collect() == live.collect() == [("alice", 5)]
         runtime.client.call(deposit, "bob", 6)
-        until(lambda: live.count() == 2)
+        eventually(lambda: live.count() == 2, pause_s=0.05)
         assert sorted(map(tuple, live.collect())) == [("alice", 5), ("bob", 6)]
         assert fixed.collect() == [("alice", 5)]
         assert table(spark, str(tmp_path), "account").where("key = 'bob'").first().value == 6
@@ -280,10 +280,3 @@ def test_sql_joins_the_live_state_with_a_stream(spark: Any, tmp_path: Path) -> N
             assert [tuple(row) for row in rows] == [("bob", 50, True)]
         finally:
             query.stop()
-
-
-def until(is_so: Any) -> None:
-    limit = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < limit
-        time.sleep(0.05)

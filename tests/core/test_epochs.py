@@ -1,0 +1,22 @@
+"""Where epochs end does not matter, and the next one does not wait for the last."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster import check_like_the_loop, looped
+from tests.core.scenario import check_scenario
+from tests.core.things import SKEW, app
+
+
+@pytest.mark.parametrize("transactions_max", range(1, 7))
+def test_b4_where_epochs_end_does_not_matter(transactions_max: int) -> None:
+    """T1 a=1; T2 b=(a, c); T3 c=1: as published b is (1, 1) in one epoch and (1, 0) in two."""
+    assert looped(SKEW)[0][3] == ("ok", (1, 0))
+    for in_flight in (1, 3):
+        ways = {"epoch_transactions_max": transactions_max, "epochs_in_flight_max": in_flight, "predict_after_runs": 1}
+        check_like_the_loop(app, SKEW, workers=(1, 3), seeds=range(4), **ways)
+
+
+def test_the_next_epoch_starts_while_the_last_one_settles() -> None:
+    check_scenario("next_epoch_starts")

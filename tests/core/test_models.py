@@ -1,0 +1,154 @@
+"""Settings, names, functions and records that cannot be are refused when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from headrace import App, Config, Runtime
+from headrace.errors import BadKey, ConfigError, ModelError, UnknownFunction
+from tests.core.shop import app, item
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epoch_transactions_max": 0},
+        {"calls_max": -1},
+        {"depth_max": 1.5},
+        {"value_bytes_max": True},
+        {"key_bytes_max": "10"},
+        {"request_ids_max": -1},
+        {"epoch_interval_us": -1},
+        {"pending_transactions_max": 1 << 62},
+        {"value_depth_max": 201},
+        {"transaction_bytes_max": None},
+    ],
+    ids=str,
+)
+def test_a_setting_out_of_range_is_named(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name) as caught:
+        Config(**wrong)
+    assert caught.value.code == "bad_config"
+
+
+def test_the_least_settings_are_allowed() -> None:
+    zero = {"epoch_interval_us", "request_id_retention_us", "request_ids_max"}
+    Config(**{field.name: 0 if field.name in zero else 1 for field in dataclasses.fields(Config)})
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().calls_max = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a.b", "é", 5, None, "a\n"])
+def test_a_bad_name_of_an_app_or_operator_is_a_model_error(name: Any) -> None:
+    with pytest.raises(ModelError):
+        App(name)
+    with pytest.raises(ModelError):
+        App("fine").operator(name)
+
+
+def test_a_name_is_given_only_once() -> None:
+    fresh = App("fresh")
+    operator = fresh.operator("one")
+    with pytest.raises(ModelError, match="one"):
+        fresh.operator("one")
+
+    def twice(ctx: Any) -> None: ...
+
+    operator.register(twice)
+    with pytest.raises(ModelError, match="twice"):
+        operator.register(twice)
+
+
+def no_context() -> None: ...
+
+
+def starred(*ctx: Any) -> None: ...
+
+
+def keyword(ctx: Any, *, needed: int) -> None: ...
+
+
+def keywords(ctx: Any, **more: Any) -> None: ...
+
+
+def generates(ctx: Any) -> Any:
+    yield 1
+
+
+async def generates_async(ctx: Any) -> Any:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [no_context, starred, keyword, keywords, generates, generates_async, lambda ctx: 1, len, 5, None, int],
+    ids=lambda body: getattr(body, "__name__", str(body)),
+)
+def test_what_cannot_be_a_function_is_a_model_error(body: Any) -> None:
+    with pytest.raises(ModelError):
+        App("fresh").operator("one").register(body)
+
+
+@pytest.mark.parametrize("setting", ["combine", "partition_by"])
+def test_a_combine_or_partition_by_that_cannot_be_called_is_a_model_error(setting: str) -> None:
+    with pytest.raises(ModelError, match=setting):
+        App("fresh").operator("one", **{setting: 5})
+
+
+@pytest.mark.parametrize("annotation", ["Nowhere", "types.Nothing", "list[", "5 +", "int.nothing"])
+def test_an_annotation_that_cannot_be_resolved_is_a_model_error(annotation: str) -> None:
+    fresh = App("fresh")
+
+    def take(ctx: Any, value: Any) -> None: ...
+
+    take.__annotations__["value"] = annotation
+    fresh.operator("one").register(take)
+    with pytest.raises(ModelError, match="take"):
+        Runtime(fresh)
+
+
+@dataclasses.dataclass
+class Dangling:
+    other: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_record_whose_annotation_cannot_be_resolved_is_a_model_error() -> None:
+    fresh = App("fresh")
+    fresh.operator("one", state=Dangling)
+    with pytest.raises(ModelError, match="Dangling"):
+        Runtime(fresh)
+
+
+def test_two_records_of_one_name_are_a_model_error() -> None:
+    fresh = App("fresh")
+    for _ in range(2):
+        fresh.record(dataclasses.make_dataclass("Same", [("x", int)]))
+    with pytest.raises(ModelError, match="Same"):
+        Runtime(fresh)
+
+
+@pytest.mark.parametrize("what", [int, 5, object, "Point"])
+def test_what_is_no_record_is_a_model_error(what: Any) -> None:
+    with pytest.raises(ModelError):
+        App("fresh").record(what)
+
+
+def test_a_runtime_takes_an_app() -> None:
+    with pytest.raises(ModelError):
+        Runtime("bank")  # type: ignore[arg-type]
+
+
+def test_asking_for_the_state_of_nobody_is_typed() -> None:
+    with Runtime(app) as runtime:
+        with pytest.raises(UnknownFunction, match="nobody"):
+            runtime.state("nobody")
+        with pytest.raises(BadKey):
+            runtime.get(item, 1.5)
+        assert runtime.get(item, "nothing", "default") == "default"
