@@ -1,14 +1,13 @@
-"""Exhaustive crash points of a coordinator: small scenarios over a store, and a blow at each point of them.
+"""Exhaustive crash points of a coordinator: small scenarios over a store, with a fault at each point of them.
 
-The points are the coordinators' effects and the operations of their stores, in all starts and recoveries of the run.
-What happens there:
+The points are the coordinators' effects and store operations, in all starts and recoveries of the run. The faults:
 
     effect    the process is killed before this effect
     kill      it is killed before this operation; what it has written is in the page cache
     middle    it is killed in the middle of this write, and power is lost
     power     power is lost before this operation, and with it all that was not synced
-    pause     it stops before this operation, a successor takes over and serves, and then it goes on
-    race      like that, but the successor stops, too, in the middle of its start, and a third one takes over
+    pause     it stops before this operation, a successor takes over and serves, and then it continues
+    race      like pause, but the successor stops too, in the middle of its start, and a third one takes over
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class Recovery:
     faults: Faults = dataclasses.field(default_factory=Faults)
     besides: Callable[[World], None] = lambda world: None  # what else happens
     is_source: bool | None = False
-    chaos_us: int = 60_000  # points are counted as long
+    chaos_us: int = 60_000  # for how long points are counted
     pause_us: int = 60_000
     crash_first: int | None = None  # an operation before which it is killed anyway
     ways: tuple[str, ...] = ("effect", "kill", "middle", "power", "pause")
-    changes: float = 0.0  # how many operators log their changes, drawn at each start
+    changes: float = 0.0  # the share of operators that log their changes, drawn at each start
 
     def parameters(self) -> Parameters:
         limits = {"resend_us": 20_000, "wall_limit_us": 30_000, "silence_us_max": 50_000, **self.limits}
@@ -63,7 +62,7 @@ class Recovery:
         )
 
     def run(self, way: str = "", point: int = 0) -> tuple[RunReport, dict[str, int]]:
-        """Run it, with something that happens at one point; and how many points of each kind a run has."""
+        """Runs it, with a fault at one point. Also returns how many points of each kind the run has."""
         run = Simulation(self.parameters(), script=self.script, is_source=self.is_source)
         points = Points(self, run.world, way, point)
         self.besides(run.world)
@@ -72,7 +71,7 @@ class Recovery:
 
 
 class Points:
-    """Counts the points of a run, and strikes at one of them."""
+    """Counts the points of a run, and causes the fault at one of them."""
 
     def __init__(self, recovery: Recovery, world: World, way: str, point: int) -> None:
         self.recovery, self.world, self.way, self.point = recovery, world, way, point
@@ -134,7 +133,7 @@ class Points:
 
 
 def strike_everywhere(recovery: Recovery, stride: int = 1) -> Iterator[tuple[str, int, RunReport]]:
-    """The report of the run that is struck at each point, in each way."""
+    """Yields the report of a run for each kind of fault and each point."""
     report, counts = recovery.run()
     yield "", 0, report
     kinds = {"effect": "effects", "middle": "writes"}
@@ -154,7 +153,7 @@ def loads(workload: Any) -> list[Batches]:
 
 
 def reminders(workload: Any) -> list[Batches]:
-    """Timers that fire, abort and are cancelled; state that expires; messages and what comes back."""
+    """Timers that fire, abort and are cancelled; state that expires; messages and their responses."""
     f = workload.functions
     workload.keys = ["a", 1]
     return [
