@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 def chaos(
     seconds: float, seed: int, workers: int, store: str | None, folder: Path, say: Say = lambda _: None
 ) -> tuple[dict[str, Any], ChaosVerdict]:
-    """Returns the figures, and what is wrong. Without a store the coordinator is not killed: it would lose its state."""
+    """Returns the figures and what is wrong. Without a store the coordinator is not killed: it would lose its state."""
     began_s = time.monotonic()
     options = ["--workers", str(workers), *([] if store is None else ["--store", store])]
     servers = Servers(folder, options)

@@ -40,23 +40,23 @@ class Killer:
         self.recoveries_ms: dict[str, list[float]] = {"coordinator": [], "worker": []}
         self.wrong: list[str] = []
         self._asleep: list[tuple[float, Process]] = []  # when to resume which process
-        troubles: list[tuple[Callable[[], None], int]] = [(self.kill_worker, 4), (self.pause_worker, 3)]
+        faults: list[tuple[Callable[[], None], int]] = [(self.kill_worker, 4), (self.pause_worker, 3)]
         if store is not None:
-            troubles += [
+            faults += [
                 (self.kill_coordinator, 3),
                 (self.pause_coordinator, 2),
                 (self.take_over, 3),
                 (self.snapshot, 3),
             ]
         else:
-            troubles += [(self.pause_coordinator, 2)]
-        self._troubles = [trouble for trouble, weight in troubles for _ in range(weight)]
+            faults += [(self.pause_coordinator, 2)]
+        self._faults = [fault for fault, weight in faults for _ in range(weight)]
         self._upcoming: list[Callable[[], None]] = []
 
     def step(self) -> None:
         """Causes one fault, and waits a little."""
         if not self._upcoming:  # each kind comes as often as its weight says, in random order
-            self._upcoming = self.rng.sample(self._troubles, len(self._troubles))
+            self._upcoming = self.rng.sample(self._faults, len(self._faults))
         self._replace_ended_server()
         self._upcoming.pop()()
         self._wait(self.rng.uniform(*QUIET_S))

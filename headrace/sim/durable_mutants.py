@@ -273,7 +273,7 @@ def applies_backwards(right: Any) -> Any:
         found: Any = {}
         for layer in reversed(manifest.layers):
             for stored in layer.objects:
-                layers.apply(manifests.read(self.store, manifest.snapshot_id, stored), found)
+                layers.apply(manifests.read_object(self.store, manifest.snapshot_id, stored), found)
         return {operator: table for operator, table in found.items() if table}
 
     return tables

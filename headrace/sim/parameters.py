@@ -13,7 +13,7 @@ from typing import Any
 from headrace.config import Config
 from headrace.sim.disk import DiskFaults
 
-PRESENT = 0.6
+FAULT_PROBABILITY = 0.6
 
 STORES = ("files", "files", "files", "objects", "objects", "none")
 WORKLOADS = ("bank", "append", "programs", "programs")
@@ -157,7 +157,7 @@ def draw_durable(seed: int) -> dict[str, Any]:
         "new_limits": True,
         "slow_store": True,
     }
-    return {name: strength for name, strength in strengths.items() if rng.random() < PRESENT}
+    return {name: strength for name, strength in strengths.items() if rng.random() < FAULT_PROBABILITY}
 
 
 def draw_snapshots(seed: int) -> dict[str, int]:
@@ -176,7 +176,7 @@ def draw_late(seed: int) -> tuple[dict[str, int], int]:
     rng = random.Random(f"headrace {seed} late")
     limits = {"epoch_interval_us": rng.choice((5_000, 30_000)), "snapshot_interval_us": 1_000}
     crashes = rng.randint(1, 4)
-    return (limits, crashes) if rng.random() < PRESENT else ({}, 0)
+    return (limits, crashes) if rng.random() < FAULT_PROBABILITY else ({}, 0)
 
 
 def draw_changes(seed: int, store: str) -> float:
@@ -188,28 +188,28 @@ def draw_changes(seed: int, store: str) -> float:
 def draw(seed: int) -> Parameters:
     rng = random.Random(f"headrace {seed} parameters")
 
-    def there(strength: Any, otherwise: Any = 0) -> Any:
+    def maybe(strength: Any, otherwise: Any = 0) -> Any:
         """`strength` is drawn in any case, so that later draws stay the same."""
-        return strength if rng.random() < PRESENT else otherwise
+        return strength if rng.random() < FAULT_PROBABILITY else otherwise
 
     faults = Faults(
-        loss=there(rng.uniform(0.0, 0.3), 0.0),
-        duplication=there(rng.uniform(0.0, 0.5), 0.0),
-        tail=there(rng.uniform(0.0, 0.3), 0.0),
-        reordering=there(True, False),
-        echoes=there(rng.randint(1, 20)),
-        silences=there(rng.randint(1, 3)),
-        partitions=there(rng.randint(1, 3)),
-        crashes=there(rng.randint(1, 3)),
-        crash_again=there(rng.uniform(0.0, 0.5), 0.0),
-        pauses=there(rng.randint(1, 3)),
-        false_alarms=there(rng.randint(0, 2)),
-        clocks=there(True, False),
-        client_loss=there(rng.uniform(0.0, 0.3), 0.0),
-        impatience=there(True, False),
-        rescales=there(rng.randint(1, 3)),
-        reads=there(rng.randint(1, 4)),
-        misbehaviour=there(True, False),
+        loss=maybe(rng.uniform(0.0, 0.3), 0.0),
+        duplication=maybe(rng.uniform(0.0, 0.5), 0.0),
+        tail=maybe(rng.uniform(0.0, 0.3), 0.0),
+        reordering=maybe(True, False),
+        echoes=maybe(rng.randint(1, 20)),
+        silences=maybe(rng.randint(1, 3)),
+        partitions=maybe(rng.randint(1, 3)),
+        crashes=maybe(rng.randint(1, 3)),
+        crash_again=maybe(rng.uniform(0.0, 0.5), 0.0),
+        pauses=maybe(rng.randint(1, 3)),
+        false_alarms=maybe(rng.randint(0, 2)),
+        clocks=maybe(True, False),
+        client_loss=maybe(rng.uniform(0.0, 0.3), 0.0),
+        impatience=maybe(True, False),
+        rescales=maybe(rng.randint(1, 3)),
+        reads=maybe(rng.randint(1, 4)),
+        misbehaviour=maybe(True, False),
     )
     store, is_engine = draw_store(seed)
     if store != "none":

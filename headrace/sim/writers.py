@@ -40,15 +40,15 @@ class Writers:
         rng = self.rng = random.Random(f"headrace {seed} writers")
         self.trace = trace
 
-        def there(strength: float) -> float:
+        def maybe(strength: float) -> float:
             return strength if rng.random() < 0.6 else 0.0
 
         faults = DiskFaults(
-            there(rng.uniform(0, 0.02)), there(rng.uniform(0, 0.1)), there(rng.uniform(0, 0.1)), there(0.3)
+            maybe(rng.uniform(0, 0.02)), maybe(rng.uniform(0, 0.1)), maybe(rng.uniform(0, 0.1)), maybe(0.3)
         )
         self.faults: Counter[str] = Counter()
         self.disk = Disk(rng, faults, rng.random() < 0.7, self.later, self.fault)
-        self.pauses = there(rng.choice((0.02, 0.1, 0.3)))
+        self.pauses = maybe(rng.choice((0.02, 0.1, 0.3)))
         self.segment_bytes = rng.choice((1, 200, 1_000, 1 << 20))
         self.writers: list[LogWriter] = []
         self.waiting: list[Callable[[], None]] = []  # what the store does later
