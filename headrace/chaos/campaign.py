@@ -45,8 +45,8 @@ def chaos(
     options = ["--workers", str(workers), *([] if store is None else ["--store", store])]
     servers = Servers(folder, options)
     traffic = ClientPool(servers.addresses)
-    store_opened = None if store is None else open_store(store)
-    killer = Killer(servers, traffic, random.Random(seed), store_opened, seconds < SHORT_S)
+    shared_store = None if store is None else open_store(store)
+    killer = Killer(servers, traffic, random.Random(seed), shared_store, seconds < SHORT_S)
     clients = [kind(traffic, f"client{n}", f"{seed} {n}") for n, kind in enumerate(CLIENTS)]
     with ended_by_signals():
         try:
