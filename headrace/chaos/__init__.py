@@ -1,1 +1,1 @@
-"""Chaos: a real Headrace, real clients, and somebody who kills its processes. What was answered must hold."""
+"""Chaos: a real Headrace, real clients, and a killer of its processes. All acknowledged replies must hold."""

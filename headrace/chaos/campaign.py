@@ -1,4 +1,4 @@
-"""`headrace chaos`: start, torture, heal, ask for everything again, judge."""
+"""`headrace chaos`: starts servers and clients, causes faults, stops them, asks for all replies again, and checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from headrace.model.operator import Function
 
 CLIENTS: tuple[type[ChaosClient], ...] = (BankClient, ListClient, BankClient, ListClient, BankClient, ListClient)
 SHORT_S = 20.0
-SETTLE_S_MAX = 60.0  # for those who wait for an answer when the trouble is over
+SETTLE_S_MAX = 60.0  # for clients that wait for an answer when the faults are over
 PATIENCE_S = 30.0
 FOUND_MAX = 20  # texts of what is wrong
 Say = Callable[[str], None]
@@ -40,13 +40,13 @@ Say = Callable[[str], None]
 def chaos(
     seconds: float, seed: int, workers: int, store: str | None, folder: Path, say: Say = lambda _: None
 ) -> tuple[dict[str, Any], ChaosVerdict]:
-    """The figures, and what is wrong. Without a store the coordinator is left alone: what it knows would be gone."""
+    """Returns the figures and what is wrong. Without a store the coordinator is not killed: it would lose its state."""
     began_s = time.monotonic()
     options = ["--workers", str(workers), *([] if store is None else ["--store", store])]
     servers = Servers(folder, options)
     traffic = ClientPool(servers.addresses)
-    store_opened = None if store is None else open_store(store)
-    killer = Killer(servers, traffic, random.Random(seed), store_opened, seconds < SHORT_S)
+    shared_store = None if store is None else open_store(store)
+    killer = Killer(servers, traffic, random.Random(seed), shared_store, seconds < SHORT_S)
     clients = [kind(traffic, f"client{n}", f"{seed} {n}") for n, kind in enumerate(CLIENTS)]
     with ended_by_signals():
         try:
@@ -90,7 +90,7 @@ def run_under_faults(
 
 
 def judge_all(servers: Servers, traffic: ClientPool, say: Say) -> ChaosVerdict:
-    """What is there, before anything is asked again; then all ids again, after which the same is there."""
+    """Reads the state before anything is asked again; then asks for all ids again, after which it must be the same."""
     history = list(traffic.history)
     last = SentRequest("audit-at-the-end", (tested_app.audit, ACCOUNTS[0], ACCOUNTS), 0)
     reader = Reader(servers)
@@ -117,13 +117,13 @@ def judge_all(servers: Servers, traffic: ClientPool, say: Say) -> ChaosVerdict:
 
 
 class Reader:
-    """Asks when the trouble is over."""
+    """Asks the servers when the faults are over."""
 
     def __init__(self, servers: Servers) -> None:
         self.servers, self.connections, self._reads = servers, Connections(PATIENCE_S), 0
 
     def ask(self, requests: list[SentRequest]) -> list[SentRequest]:
-        """All of them. Returns those that were answered before, and otherwise."""
+        """Asks all of them. Returns those that were answered before, and differently."""
         differing = []
         for at in range(0, len(requests), AT_ONCE):
             batch = requests[at : at + AT_ONCE]
@@ -168,7 +168,7 @@ def figures(seed: int, seconds: float, traffic: ClientPool, killer: Killer, verd
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A request to end is treated like Ctrl-C: everything is cleared away."""
+    """Treats SIGTERM and SIGHUP like Ctrl-C, so that everything is cleaned up."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

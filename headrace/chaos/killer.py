@@ -1,7 +1,7 @@
-"""Who makes the trouble: kills, pauses, takeovers, at random moments, from one seed.
+"""The killer: causes kills, pauses and takeovers at random times, from one seed.
 
-The trouble is bounded: whatever is paused is woken again, whatever is killed is started again, and after trouble with a
-coordinator the next trouble waits until somebody was answered.
+The faults are bounded: what is paused is resumed, what is killed is started again, and after a fault of a coordinator
+the next fault waits until a client was answered.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from headrace.chaos.traffic import ClientPool
 from headrace.durability.log.takeover import highest_term
 from headrace.durability.store import Store
 
-PROGRESS_S_MAX = 30.0  # until somebody is answered again
-QUIET_S = (0.2, 1.2)  # between two troubles
+PROGRESS_S_MAX = 30.0  # until a client is answered again
+QUIET_S = (0.2, 1.2)  # between two faults
 PAUSE_S = (0.05, 1.2)
-LONG_PAUSE_S = (5.5, 7.0)  # longer than a silent worker is waited for
+LONG_PAUSE_S = (5.5, 7.0)  # longer than the timeout for a silent worker
 ZOMBIE_AWAKE_S = (0.5, 3.0)  # how long a zombie is awake
-KILL_WHILE_STARTING_S = (0.0, 2.5)  # when a coordinator is killed that is just starting
+KILL_WHILE_STARTING_S = (0.0, 2.5)  # how long after its start a coordinator is killed
 
 
 class Killer:
-    """Steps until told to stop; then everything is whole again. Belongs to the thread that starts the servers."""
+    """Causes faults step by step until `heal`. Must be used in the thread that starts the servers."""
 
     def __init__(
         self, servers: Servers, traffic: ClientPool, rng: random.Random, store: Store | None, is_short: bool
@@ -39,30 +39,30 @@ class Killer:
         self.counts: Counter[str] = Counter()
         self.recoveries_ms: dict[str, list[float]] = {"coordinator": [], "worker": []}
         self.wrong: list[str] = []
-        self._asleep: list[tuple[float, Process]] = []  # when to wake whom
-        troubles: list[tuple[Callable[[], None], int]] = [(self.kill_worker, 4), (self.pause_worker, 3)]
+        self._asleep: list[tuple[float, Process]] = []  # when to resume which process
+        faults: list[tuple[Callable[[], None], int]] = [(self.kill_worker, 4), (self.pause_worker, 3)]
         if store is not None:
-            troubles += [
+            faults += [
                 (self.kill_coordinator, 3),
                 (self.pause_coordinator, 2),
                 (self.take_over, 3),
                 (self.snapshot, 3),
             ]
         else:
-            troubles += [(self.pause_coordinator, 2)]
-        self._troubles = [trouble for trouble, weight in troubles for _ in range(weight)]
+            faults += [(self.pause_coordinator, 2)]
+        self._faults = [fault for fault, weight in faults for _ in range(weight)]
         self._upcoming: list[Callable[[], None]] = []
 
     def step(self) -> None:
-        """One trouble, and some calm after it."""
-        if not self._upcoming:  # every kind comes its due number of times, in any order
-            self._upcoming = self.rng.sample(self._troubles, len(self._troubles))
+        """Causes one fault, and waits a little."""
+        if not self._upcoming:  # each kind comes as often as its weight says, in random order
+            self._upcoming = self.rng.sample(self._faults, len(self._faults))
         self._replace_ended_server()
         self._upcoming.pop()()
         self._wait(self.rng.uniform(*QUIET_S))
 
     def heal(self) -> None:
-        """No more trouble: all are awake, and one serves."""
+        """Ends the faults: all processes are resumed, and one server serves."""
         for _, process in self._asleep:
             process.signal(signal.SIGCONT)
         self._asleep.clear()
@@ -94,7 +94,7 @@ class Killer:
     # --- coordinators ---
 
     def kill_coordinator(self) -> None:
-        """Sometimes its successor too, while it starts."""
+        """Kills it, and sometimes its successor too, while it starts."""
         server = self._current()
         self.servers.current = None
         began_ns = time.monotonic_ns()
@@ -110,7 +110,7 @@ class Killer:
         self._await_progress(began_ns, "coordinator")
 
     def pause_coordinator(self) -> None:
-        """Nobody takes over: it just stood still."""
+        """Pauses it for a while; no other coordinator takes over."""
         server = self._current()
         server.process.signal(signal.SIGSTOP)
         self.counts["pauses"] += 1
@@ -119,7 +119,7 @@ class Killer:
         self._await_progress(time.monotonic_ns())
 
     def take_over(self) -> None:
-        """It stands still, another one takes over, and then it wakes up: in the middle of that, or after it."""
+        """Pauses it while another one takes over, and resumes it: during the take-over, or after it."""
         zombie = self._current()
         zombie.process.signal(signal.SIGSTOP)
         self.counts["pauses"] += 1
@@ -147,7 +147,7 @@ class Killer:
         self._await_progress(time.monotonic_ns())
 
     def snapshot(self) -> None:
-        """Of a server that may have paused workers: they wake up meanwhile."""
+        """Takes a snapshot. The server may have paused workers: they are resumed meanwhile."""
         asked = threading.Thread(target=self._ask_for_snapshot, args=(self._current(),), daemon=True)
         asked.start()
         while asked.is_alive():
@@ -173,7 +173,7 @@ class Killer:
         zombie.kill()
 
     def _replace_ended_server(self) -> None:
-        """A server that ended though nobody killed it has something to say."""
+        """Starts a new server if the current one ended. If it was not killed, that is an error."""
         server = self.servers.current
         if server is not None and not server.has_ended():
             return
@@ -189,7 +189,7 @@ class Killer:
         self.servers.current = server
 
     def _await_term(self, server: Server) -> None:
-        """Until the log has a new term: from then on the one before may not write any more."""
+        """Waits until the log has a new term: from then on the previous coordinator must not write."""
         assert self.store is not None
         before = highest_term(self.store)
         while highest_term(self.store) == before:
@@ -197,7 +197,7 @@ class Killer:
             self.servers.check(server)
 
     def _await_progress(self, since_ns: int, kind: str | None = None) -> None:
-        """Until somebody was answered who asked after that instant."""
+        """Waits until a request that was sent after that instant is answered."""
         now_s = time.monotonic()
         while self.traffic.last_success[0] <= since_ns:
             if time.monotonic() - now_s > PROGRESS_S_MAX:
@@ -209,7 +209,7 @@ class Killer:
             self.recoveries_ms[kind].append((self.traffic.last_success[1] - since_ns) / 1e6)
 
     def _wait(self, for_s: float) -> None:
-        """Meanwhile those wake up whose time has come."""
+        """Waits, and resumes the processes whose pause is over."""
         until_s = time.monotonic() + for_s
         while True:
             now_s = time.monotonic()

@@ -1,7 +1,7 @@
 """The processes under test: `headrace run`, as a user starts it, once or several times over one store.
 
-Whatever happens here, no process outlives this one: each coordinator is killed by the kernel when its starter dies, and
-each worker when its coordinator does.
+No process outlives this one: the kernel kills each coordinator when its parent dies, and each worker when its
+coordinator dies.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TARGET = "headrace.chaos.tested_app:app"
 START_S_MAX = 60.0
 REAP_S_MAX = 10.0
 ADDRESS = re.compile(r"http://127\.0\.0\.1:\d+")
-# The command as it is, but for the kernel's promise to kill it when its starter dies.
+# The plain command, except that the kernel kills it when its parent dies.
 SCRIPT = (
     "from headrace.runtime.worker_process import die_with_parent; die_with_parent();"
     "import runpy; runpy.run_module('headrace.cli', run_name='__main__', alter_sys=True)"
@@ -30,13 +30,13 @@ SCRIPT = (
 
 
 class ChaosFailed(HeadraceError):
-    """The test itself cannot go on: a coordinator that does not start, a system without /proc."""
+    """The test itself cannot continue: a coordinator does not start, or the system has no /proc."""
 
     code = "chaos_failed"
 
 
 class Process(NamedTuple):
-    """One process, told from a later one with the same id by when it began."""
+    """One process. Its start time tells it from a later process with the same pid."""
 
     pid: int
     began: str
@@ -55,7 +55,7 @@ class Process(NamedTuple):
         return found is not None and found[1] == self.began and found[0] in "tT"
 
     def signal(self, number: int) -> bool:
-        """False if it is gone. A handle on the process sees to it that no other one is hit."""
+        """Sends a signal; False if the process is gone. A pidfd makes sure that no other process gets it."""
         try:
             handle = os.pidfd_open(self.pid)
         except OSError:
@@ -72,7 +72,7 @@ class Process(NamedTuple):
 
 
 def stat_of(pid: int) -> tuple[str, str] | None:
-    """State and start of a process."""
+    """The state and the start time of a process."""
     try:
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -89,7 +89,7 @@ def children_of(pid: int) -> list[Process]:
 
 
 class Server:
-    """One `headrace run`: a coordinator and its workers. Started by the main thread only: the kernel kills it when the
+    """One `headrace run`: a coordinator and its workers. Start it only in the main thread: the kernel kills it when the
     thread that started it ends."""
 
     def __init__(self, number: int, folder: Path, options: list[str]) -> None:
@@ -104,23 +104,23 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=os.environ | {"PYTHONHASHSEED": "0"},  # else it would begin twice
+                env=os.environ | {"PYTHONHASHSEED": "0"},  # else the command would restart itself to set it
                 start_new_session=True,
             )
         found = Process.of(self._popen.pid)
-        assert found is not None  # it is our child and was not waited for
+        assert found is not None  # it is our child, and not reaped yet
         self.process = found
-        self.known: set[Process] = {found}  # all that were ever seen of it
+        self.known: set[Process] = {found}  # all of its processes that were ever seen
 
     def is_serving(self) -> bool:
-        """Does it serve? Once it does, it has an address."""
+        """Whether it serves. Once it does, it has an address."""
         if not self.url:
             found = ADDRESS.search(self._stdout.read_text(errors="replace"))
             self.url = found.group() if found else ""
         return bool(self.url)
 
     def workers(self) -> list[Process]:
-        """Its worker processes, as they are now."""
+        """Its current worker processes."""
         found = children_of(self.process.pid)
         self.known.update(found)
         return [process for process in found if process.is_alive()]
@@ -133,7 +133,7 @@ class Server:
         return self._popen.poll()
 
     def kill(self) -> None:
-        """With all its workers, and wait for their end."""
+        """Kills it with all its workers, and waits for their end."""
         self.workers()
         self.process.signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,12 +146,12 @@ class Server:
         return [process for process in self.known if process.is_alive()]
 
     def last_errors(self) -> str:
-        """The last that it said when something was wrong."""
+        """The end of its stderr."""
         return self._stderr.read_text(errors="replace")[-2_000:].strip()
 
 
 class Servers:
-    """The server that is meant to serve, and those that were before it and may not know it yet."""
+    """The current server, and replaced ones that may not know it yet."""
 
     def __init__(self, folder: Path, options: list[str]) -> None:
         if not Path("/proc/self/stat").exists():
@@ -159,7 +159,7 @@ class Servers:
         self.folder, self.options = folder, options
         self.all: list[Server] = []
         self.current: Server | None = None  # the newest that serves
-        self.zombies: list[Server] = []  # replaced, and yet alive
+        self.zombies: list[Server] = []  # replaced, but alive
 
     def start(self) -> Server:
         server = Server(len(self.all) + 1, self.folder, self.options)
@@ -167,26 +167,26 @@ class Servers:
         return server
 
     def await_service(self, server: Server) -> None:
-        """Until it serves: then it is the current one."""
+        """Waits until it serves: then it is the current one."""
         while not server.is_serving():
             self.check(server)
             time.sleep(0.01)
         self.current = server
 
     def check(self, server: Server) -> None:
-        """It is still on its way."""
+        """Raises `ChaosFailed` if the server ended before it served, or takes too long."""
         if server.has_ended() and not server.is_serving():
             raise ChaosFailed(f"server {server.number} ended with {server.exit_code}: {server.last_errors()}")
         if time.monotonic() - server.began_s > START_S_MAX:
             raise ChaosFailed(f"server {server.number} does not serve after {START_S_MAX:.0f} s")
 
     def addresses(self) -> tuple[str | None, list[str]]:
-        """For clients: where to ask, and where they would better not."""
+        """For clients: the address of the current server, and those of replaced ones."""
         current = self.current
         return None if current is None else current.url, [zombie.url for zombie in self.zombies]
 
     def end(self) -> list[Process]:
-        """All of them, whatever state they are in. Returns whoever is left."""
+        """Kills all servers, whatever state they are in. Returns the processes that are still alive."""
         self.current = None
         for server in self.all:
             server.kill()

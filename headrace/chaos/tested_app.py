@@ -1,7 +1,7 @@
-"""The app that is tortured: a bank whose total stays the same, and lists for the checker of histories.
+"""The app under test: a bank whose total stays the same, and lists for the history checker.
 
-Every request has a number of its own. A transfer leaves it in the receipts of its client, a list transaction appends
-it: so at the end it can be seen what was lost and what ran twice, without asking the log.
+Every request has its own number. A transfer leaves it in the receipts of its client, a list transaction appends it: so
+in the end one can see what was lost and what ran twice, without reading the log.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from headrace.errors import Abort
 from headrace.model.app import App
 from headrace.model.context import Context
 
-START = 100  # of an account
+START = 100  # first balance of an account
 RECEIPTS_PER_PAGE = 100
 APPEND, READ = "append", "read"
 
@@ -53,7 +53,7 @@ def transfer(ctx: Context, to: str, amount: int, client: str, number: int) -> in
 
 @account.register
 async def transfer_awaited(ctx: Context, to: str, amount: int, client: str, number: int) -> list[int]:
-    """On the way it waits for two other entities."""
+    """Waits for calls to two other entities."""
     there: int = await ctx.call(deposit, to, amount)
     await ctx.call(note, page_of(client, number), number)
     return [take(ctx, amount), there]
@@ -61,7 +61,7 @@ async def transfer_awaited(ctx: Context, to: str, amount: int, client: str, numb
 
 @account.register
 async def audit(ctx: Context, accounts: list[str]) -> int:
-    """All the money there is."""
+    """The sum of all balances."""
     total = 0
     for name in accounts:
         total += await ctx.call(balance, name)

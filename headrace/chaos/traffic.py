@@ -1,7 +1,7 @@
-"""The clients: threads that ask until they are answered, at whatever coordinator there is, with the same request id.
+"""The clients: threads that send each request, with the same id, until a coordinator answers it.
 
-A client knows the address of the server that is meant to serve and, for a while, of one that was replaced and may have
-woken up: sometimes it asks there first, as one would that has not heard the news. Whatever it is told, it believes.
+A client knows the address of the current server and, for a while, of one that was replaced and may have been resumed:
+sometimes it asks there first, like a client that has not heard of the change. It accepts every answer it gets.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from headrace.runtime.remote import RemoteClient
 from headrace.wire.messages import Failure
 
 ACCOUNTS = [f"account {number}" for number in range(12)]
-LISTS, APPENDS_PER_LIST = 4, 60  # lists at a time; after so many appends come new ones
+LISTS, APPENDS_PER_LIST = 4, 60  # lists at a time; after this many appends new ones are used
 PATIENCE_S = 2.0  # for an answer
 PAUSE_S = 0.03  # before asking again
-ZOMBIE_SHARE = 0.3  # of the requests are sent to one first, if there is one
+ZOMBIE_SHARE = 0.3  # share of the requests that are sent to a zombie first, if there is one
 
 Call = tuple[Any, ...]
-Addresses = tuple[str | None, list[str]]  # of the server that is meant to serve; of those that were before
+Addresses = tuple[str | None, list[str]]  # of the current server; of replaced ones
 encode = msgspec.msgpack.Encoder().encode
 
 
 class SentRequest:
-    """One request. Instants are those of the monotonic clock, in nanoseconds."""
+    """One request. Times are of the monotonic clock, in nanoseconds."""
 
     __slots__ = ("answered", "call", "data", "failure", "number", "request_id", "result", "sent", "tid")
 
@@ -56,7 +56,7 @@ class SentRequest:
         return bool(self.answered) and self.failure is None
 
     def take(self, replies: Replies, at: int) -> bool:
-        """The answer; False if another one came before, and it was not this."""
+        """Stores the answer; False if an earlier answer was different."""
         answers, reply = replies.answers, replies[at]
         data = encode((reply.tid, reply.epoch, answers.results[at], reply.failure))
         if self.answered:
@@ -67,17 +67,17 @@ class SentRequest:
 
 
 class ClientPool:
-    """What all clients share: where to ask, numbers, the history, and when to stop."""
+    """What all clients share: addresses, request numbers, the history, and when to stop."""
 
     def __init__(self, addresses: Callable[[], Addresses]) -> None:
         self.addresses = addresses
         self.numbers = itertools.count(1)
         self.history: list[SentRequest] = []
-        self.wrong: list[str] = []  # answers that were not repeated as they were
+        self.wrong: list[str] = []  # requests that got two different answers
         self.is_over = threading.Event()
         self.give_up = threading.Event()
         self.retries = self.from_zombies = 0
-        self.last_success = (0, 0)  # when the last request was sent that was answered, and when it was; zombies aside
+        self.last_success = (0, 0)  # when the last answered request was sent, and when it was answered; not by zombies
         self.lock = threading.Lock()
 
     @property
@@ -86,14 +86,14 @@ class ClientPool:
 
 
 class Connections:
-    """Clients of one thread, one for each address."""
+    """The remote clients of one thread, one per address."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._clients: dict[str, RemoteClient] = {}
 
     def ask(self, url: str, batch: list[SentRequest]) -> Replies | None:
-        """None if there is no answer. A refusal that may pass (of a runtime that stops) is none."""
+        """None if there is no answer. A temporary refusal (of a runtime that stops) does not count as one."""
         client = self._clients.get(url)
         if client is None:
             client = self._clients[url] = RemoteClient(url, tested_app.app, timeout_s=self._patience_s, connections=1)
@@ -105,7 +105,7 @@ class Connections:
         return None if any(tid is None for tid in replies.answers.tids) else replies
 
     def keep(self, urls: list[str]) -> None:
-        """Only these."""
+        """Closes all clients except those for these addresses."""
         for url in [url for url in self._clients if url not in urls]:
             self._clients.pop(url).close()
 
@@ -114,7 +114,7 @@ class Connections:
 
 
 class ChaosClient(threading.Thread, ABC):
-    """Asks for one batch after the other."""
+    """Sends one batch after the other."""
 
     def __init__(self, traffic: ClientPool, name: str, seed: str) -> None:
         super().__init__(name=f"chaos-{name}", daemon=True)
@@ -136,7 +136,7 @@ class ChaosClient(threading.Thread, ABC):
 
     @abstractmethod
     def call(self, number: int) -> Call:
-        """The next one of this workload."""
+        """The next call of this workload."""
 
     def _ask_until_answered(self, batch: list[SentRequest]) -> None:
         now_ns = time.monotonic_ns()
@@ -174,7 +174,7 @@ class ChaosClient(threading.Thread, ABC):
 
 
 class BankClient(ChaosClient):
-    """Moves money, and sometimes counts it."""
+    """Transfers money, and sometimes audits the total."""
 
     def call(self, number: int) -> Call:
         rng = self.rng
@@ -187,7 +187,7 @@ class BankClient(ChaosClient):
 
 
 class ListClient(ChaosClient):
-    """Appends and reads. The number of a request, and a digit, is what it appends."""
+    """Appends and reads. The appended values are the request's number followed by a digit."""
 
     def call(self, number: int) -> Call:
         rng = self.rng
@@ -206,7 +206,7 @@ class ListClient(ChaosClient):
 def ask_patiently(
     connections: Connections, addresses: Callable[[], Addresses], batch: list[SentRequest], until_s: float
 ) -> Replies | None:
-    """At the server that is meant to serve, until it answers or the time is over."""
+    """Asks the current server until it answers or the time is over."""
     while time.monotonic() < until_s:
         url = addresses()[0]
         replies = None if url is None else connections.ask(url, batch)

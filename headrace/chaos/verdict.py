@@ -1,8 +1,8 @@
-"""What must hold of all that was answered, judged from outside when the trouble is over.
+"""What must hold for all replies, checked from outside when the faults are over.
 
 *Lost*: it was acknowledged, and its effect is not there. *Duplicated*: its effect is there twice, or its id was
-answered with other bytes. *Violations*: money that appeared or went, a history that no serial order explains, an order
-that contradicts the clock, a reply that a loop over the log would not have given.
+answered with other bytes. *Violations*: money that appeared or disappeared, a history that no serial order explains, an
+order that contradicts the clock, a reply that a loop over the log would not have given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AT_ONCE = 500
 
 
 class ChaosVerdict:
-    """Collects what is wrong, in words, each only once for a request."""
+    """Collects descriptions of what is wrong; of lost and duplicated ones, one per request."""
 
     def __init__(self) -> None:
         self.lost: dict[str, str] = {}
@@ -38,7 +38,7 @@ class ChaosVerdict:
 
 
 def judge(history: list[SentRequest], receipts: dict[str, list[int]], lists: dict[str, list[int]]) -> ChaosVerdict:
-    """`receipts` and `lists` are what is there at the end."""
+    """`receipts` and `lists` are the state at the end."""
     verdict = ChaosVerdict()
     answered = [asked for asked in history if asked.answered]
     for asked in history:
@@ -68,7 +68,7 @@ def expected_appends(asked: SentRequest) -> Iterator[tuple[str, int]]:
 def judge_effects(
     verdict: ChaosVerdict, history: list[SentRequest], expected: Any, found: dict[str, list[int]], what: str
 ) -> None:
-    """What committed is there once, what aborted is not there, and nothing else is."""
+    """Each committed effect must be there once, no aborted one, and nothing else."""
     counts = {(key, value): count for key, values in found.items() for value, count in Counter(values).items()}
     for asked in history:
         for place in expected(asked):
@@ -94,7 +94,7 @@ def judge_bank(history: Iterable[SentRequest]) -> Iterator[str]:
 
 
 def judge_order(history: list[SentRequest]) -> Iterator[str]:
-    """A TID is one request's; and who was answered before another one was sent comes before it."""
+    """A TID belongs to one request; and a request that was answered before another was sent has the smaller TID."""
     log = sorted(history, key=lambda asked: asked.tid or 0)
     for asked, after in itertools.pairwise(log):
         if asked.tid == after.tid:
@@ -123,7 +123,7 @@ def ops_of(asked: SentRequest) -> Iterator[elle.Op]:
 
 
 def judge_replies(history: list[SentRequest]) -> Iterator[str]:
-    """The log is the serial order: run one after the other, in the order of the TIDs, they give the same replies."""
+    """The log is the serial order: run one after the other, in the order of TIDs, requests give the same replies."""
     log = sorted(history, key=lambda asked: asked.tid or 0)
     with Runtime(tested_app.app) as runtime:
         for at in range(0, len(log), AT_ONCE):

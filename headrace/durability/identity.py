@@ -96,7 +96,7 @@ def read_fingerprint(store: Store, digest: str) -> Fingerprint:
         ) from None
 
 
-def callable_of(app: App) -> dict[str, Any]:
+def callable_functions(app: App) -> dict[str, Any]:
     """The app's functions: the least and the most arguments they take (None: any number), and their parameters."""
     found = {}
     for function in app.functions:

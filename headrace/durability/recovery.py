@@ -18,7 +18,7 @@ from headrace.core.placement import shards_of
 from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.durability.identity import (
     CURRENT,
-    callable_of,
+    callable_functions,
     check_identity,
     create_identity,
     identity_of,
@@ -98,7 +98,7 @@ class OpenedStore:
         try:
             restore(engine, self.load_state())
             self.store.put(
-                CURRENT, with_checksum({"fingerprint": self.fingerprint, "functions": callable_of(self.app)})
+                CURRENT, with_checksum({"fingerprint": self.fingerprint, "functions": callable_functions(self.app)})
             )
         except BaseException as error:
             try:

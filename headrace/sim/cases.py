@@ -1,12 +1,12 @@
-"""One case from one number: a random program on several workers, under a random schedule, compared with the loop.
+"""One case from one seed: a random program on several workers, under a random schedule, compared with the reference.
 
-No faults of network or disk, so that cases are fast, many and large: what is looked for is a wrong result of the
-ordered mode, work that is not bounded, and a node that never rests. Workers are lost and their number changes.
+There are no network or disk faults, so that cases are fast, many and large. They look for wrong results of the ordered
+mode, unbounded work, and nodes that never rest. Workers are lost and their number changes.
 
-A case holds if
+A case passes if
 1. every reply and the final state are those of the reference, and nothing is left behind;
 2. functions are run and messages are sent within the bounds of decision 0022;
-3. no node wants to go on when it has nothing to do, and none waits for what nobody is going to say.
+3. no node asks for a timer when it has nothing to do, and none waits for a message that never comes.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from headrace.sim.programs import (
 from headrace.sim.schedules import SCHEDULES, UNEVEN
 from headrace.sim.shrink import smallest
 
-CALLS_MAX = 4_000  # of a case, roughly
+CALLS_MAX = 4_000  # per case, roughly
 ROOTS = ((1, 9), (10, 60), (60, 300), (300, 1000), (300, 1000))
 CAUTIOUS = Caps(4, 8, 1, 0, 4)  # almost everything is held
-BOLD = Caps(512, 1024, 256, 64, 4096)  # almost nothing is: in small cases only, for what is not held may storm
-BOLD_CALLS_MAX = 800  # of a case, roughly
-EVENTS_PER_RUN = 40  # a case that takes more of them does not end
-RUNS_PER_CALL = 2  # decision 0022: c,
-MESSAGES_PER_RUN = 6  # and what a run may tell, and what that brings about
+BOLD = Caps(512, 1024, 256, 64, 4096)  # almost nothing is held: only in small cases, as repairs may storm
+BOLD_CALLS_MAX = 800  # per case, roughly
+EVENTS_PER_RUN = 40  # a case with more events per run does not end
+RUNS_PER_CALL = 2  # decision 0022: c
+MESSAGES_PER_RUN = 6  # what a run may send, with the messages that follow from it
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """All that decides one. `roots` and `bodies` can be made smaller; the rest is drawn from the seed."""
+    """Everything that decides a case. `roots` and `bodies` can be made smaller; the rest is drawn from the seed."""
 
     seed: int
     shape: ProgramShape
@@ -74,7 +74,7 @@ class Case:
 
     @property
     def is_usual(self) -> bool:
-        """Nobody is lost, and the caps are those of production."""
+        """No worker is lost, and the caps are those of production."""
         return not self.losses and not self.rescales and self.caps == Caps()
 
     def described(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def draw_case(seed: int) -> Case:
         limits["calls_max"] = rng.choice((1, 2, 3, 5, 8, 20))
     if rng.random() < 0.1:
         limits["depth_max"] = rng.choice((1, 2, 3))
-    if rng.random() < 0.4 or is_relayed:  # what was learned in an epoch is predicted in later ones
+    if rng.random() < 0.4 or is_relayed:  # calls learned in an epoch are predicted in later ones
         limits["epoch_transactions_max"] = rng.choice((1, 2, 7, 20, 40, 150))
     workers = rng.choice((2, 2, 3, 3, 4, 4, 5, 6) if not is_tangled else (3, 4, 5, 6))
     limits_rng = random.Random(f"headrace case {seed} limits")
@@ -144,15 +144,15 @@ def draw_case(seed: int) -> Case:
 
 
 class CaseVerdict(msgspec.Struct):
-    """What came of a case."""
+    """The result of a case."""
 
     seed: int
     violations: list[str]
     transactions: int = 0
-    calls: int = 0  # that the loop makes
+    calls: int = 0  # made by the reference
     runs: int = 0  # of functions, on all workers
-    messages: int = 0  # beside the three for each worker that any epoch takes
-    is_usual: bool = True  # nobody was lost, and the caps are those of production
+    messages: int = 0  # besides the three per worker that every epoch takes
+    is_usual: bool = True  # no worker was lost, and the caps are those of production
     drawn: dict[str, int] = {}
 
     @property
@@ -169,11 +169,11 @@ class TooMuch(Exception):
 
 
 class CountedFleet(Fleet):
-    """Counts what happens, and sees to it that no node asks for a timer in the past without work to do."""
+    """Counts events, and checks that no node asks for a timer in the past without work to do."""
 
     def __init__(self, case: Case, like: Program, interpreter: Interpreter, runs_max: int) -> None:
         self.interpreter, self.runs_max, self.caps = interpreter, runs_max, case.caps
-        self.may_resend = case.losses > 0  # else nothing gets lost: who sends again waits for what nobody will say
+        self.may_resend = case.losses > 0  # else none gets lost: a node that resends waits for one that never comes
         self.told: dict[tuple[int, int, int], int] = {}  # the highest number sent, by term and link
         self.told_in_all = self.events = 0
         choose = SCHEDULES[case.schedule](case.rng("schedule"))
@@ -204,7 +204,7 @@ class CountedFleet(Fleet):
         super()._apply(node, effects)
 
     def _has_work(self, node: int) -> bool:
-        """Without a message. A coordinator never has."""
+        """Whether it can work without a message. A coordinator never can."""
         return node > 0 and self.workers[node].has_work()
 
 
@@ -216,7 +216,7 @@ class Judge:
         self.program = Program(self.interpreter.app, Config())
 
     def judge(self, case: Case) -> CaseVerdict:
-        """Run it, and say what is wrong."""
+        """Runs a case and returns what is wrong."""
         interpreter = self.interpreter
         verdict = CaseVerdict(case.seed, [], len(case.roots), is_usual=case.is_usual)
         interpreter.load(list(map(list, case.bodies)), list(case.keys), case.shape.modulus)
@@ -243,7 +243,7 @@ class Judge:
         return verdict
 
     def loop(self, case: Case, calls: list[Any], verdict: CaseVerdict) -> tuple[list[Any], dict[Any, Any]]:
-        """What the reference gives."""
+        """The replies and the state of the reference."""
         interpreter, config = self.interpreter, case.config
         oracle = Oracle(self.program.values, config.calls_max, config.depth_max)
         interpreter.runs, interpreter.seen = 0, Counter()
@@ -254,7 +254,7 @@ class Judge:
 
 
 def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
-    """Submit, lose, rescale and deliver; replies and the final state."""
+    """Submits calls, loses workers, rescales and delivers; returns the replies and the final state."""
     rng = case.rng("life")
     program = fleet.coordinator.program
     admission = Admission(program)
@@ -302,7 +302,7 @@ def outcome(reply: Reply) -> tuple[Any, ...]:
 
 
 def exactly(state: dict[Any, Any]) -> list[str]:
-    """With types: 1, 1.0 and True differ here, and a NaN equals itself."""
+    """The state with its types: 1, 1.0 and True differ here, and a NaN equals itself."""
     return sorted(map(repr, state.items()))
 
 
@@ -331,8 +331,8 @@ def left_behind(fleet: Fleet) -> list[str]:
 
 
 def runs_max(case: Case, calls: int, lone: int | None = None) -> int:
-    """How often functions may be started, where the loop makes so many calls: decision 0022. As long as it is not known
-    how many transactions are alone in their epochs, all may be."""
+    """How often functions may be started if the reference makes this many calls: decision 0022. If it is not known how
+    many transactions are alone in their epochs (`lone`), the largest possible number is used."""
     workers = max(case.workers, *case.rescales) if case.rescales else case.workers
     count, caps = len(case.roots), case.caps
     if lone is None:
@@ -342,7 +342,7 @@ def runs_max(case: Case, calls: int, lone: int | None = None) -> int:
 
 
 def too_much(case: Case, verdict: CaseVerdict, lone: int) -> list[str]:
-    """Now that it is known how many transactions were alone in their epochs."""
+    """Checks the bounds, now that `lone` is known."""
     most = runs_max(case, verdict.calls, lone)
     wrong = []
     if verdict.runs > most:
@@ -353,7 +353,7 @@ def too_much(case: Case, verdict: CaseVerdict, lone: int) -> list[str]:
 
 
 def drawn(case: Case, metrics: dict[str, Any], expected: list[Any]) -> dict[str, int]:
-    """What the case was, by feature."""
+    """The features of the case, with counts."""
     aborted = sum(each[0] == "aborted" for each in expected)
     features = {
         f"{case.workers} workers": 1,
@@ -379,11 +379,11 @@ def span(count: int) -> str:
     return next((text for most, text in SPANS if count <= most), "301+")
 
 
-# --- smaller ones -----------------------------------------------------------------------------------------------------
+# --- shrinking --------------------------------------------------------------------------------------------------------
 
 
 def shrink(judge: Judge, case: Case, attempts_max: int = 400) -> tuple[Case, CaseVerdict]:
-    """The smallest case found that is wrong in the same way."""
+    """The smallest case found that fails in the same way."""
     return smallest(case, judge.judge, candidates, kind_of, attempts_max)
 
 

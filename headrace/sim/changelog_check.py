@@ -1,7 +1,7 @@
-"""What must hold of the changelog when a run is over: a record is what the reference says, and none is missing.
+"""What must hold for the changelog after a run: each record is what the reference says, and none is missing.
 
-The reference knows the state after each transaction, so also at both ends of every epoch: what differs between them is
-what must have been logged, no matter who ran the epoch, in which mode, and how often.
+The reference knows the state after each transaction, so also at both ends of every epoch: the difference between them
+must have been logged, no matter which worker ran the epoch, in which mode, and how often.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pair = tuple[bytes | None, bytes | None]
 
 
 def check_changes(changes: dict[int, EpochChanges], log: Reference, values: Values) -> list[str]:
-    """Of all records that there ever were."""
+    """Checks all records that were ever written."""
     ends = {row.epoch or 0: at for at, row in enumerate(log.rows, start=1)}
     wrong: list[str] = []
     end = 0
@@ -63,7 +63,7 @@ def sealed(state: Any, values: Values) -> bytes | None:
 
 
 def check_previous(previous: EpochChanges | None, record: EpochChanges, operator: str) -> list[str]:
-    """What a record says to be there is there."""
+    """The changes that a record says are there must be there."""
     since = record.since[operator]
     if since == record.epoch or (previous is not None and previous.since.get(operator) == since):
         return []
@@ -73,7 +73,7 @@ def check_previous(previous: EpochChanges | None, record: EpochChanges, operator
 def check_changelog(
     disk: Disk, changes: dict[int, EpochChanges], opened_store: OpenedStore, log: Reference
 ) -> list[str]:
-    """Of the one that is left on the disk: it is what was kept, and reaches to the log's end."""
+    """Checks the changelog on the disk: it must be what was written, and reach to the log's end."""
     try:
         with disk.without_faults():
             changelog = Changelog(SimStore(disk, "onlooker"))
@@ -84,7 +84,7 @@ def check_changelog(
     wrong = [
         f"the changelog's epoch {each.epoch} is not what was kept"
         for each in left
-        if (kept := changes.get(each.epoch)) is not None  # else who wrote it did not live to tell
+        if (kept := changes.get(each.epoch)) is not None  # else its writer died before it reported it
         and (each.header != kept.header or any(repr(each.of(name)) != repr(kept.of(name)) for name in each.operators))
     ]
     last = max((row.epoch or 0 for row in log.rows), default=0)

@@ -1,6 +1,6 @@
-"""What must hold when a run is over: the invariants that look at the history as a whole.
+"""What must hold after a run: the invariants of the history as a whole.
 
-The others (answers that differ, terms out of order, an answer nobody asked for) are watched while it runs.
+The others (answers that differ, terms out of order, an answer without a request) are checked during the run.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ Tables = dict[str, dict[Any, Any]]
 
 
 class ReferenceState(NamedTuple):
-    """What the reference has after a transaction."""
+    """The reference's state after a transaction."""
 
     state: State
-    written: dict[Entity, int]  # when, of what expires
-    time_us: int  # the log's
+    written: dict[Entity, int]  # when states that expire were written
+    time_us: int  # of the log
 
     def encoded(self, values: Values) -> dict[Entity, bytes]:
         return {entity: stamped(values.encode(value), self.written.get(entity)) for entity, value in self.state.items()}
 
 
 class Reference:
-    """The log in its order: what a loop over it has to run, and all that decides what comes of it."""
+    """The log in order: what a loop over it has to run, and everything that decides the results."""
 
     def __init__(self) -> None:
         self.rows: list[HistoryRow] = []
         self.limits: list[dict[str, int]] = []
         self.times_us: list[int] = []
-        self.decrees: dict[int, Failure] | None = None  # None: it is not known who was condemned
+        self.decrees: dict[int, Failure] | None = None  # None: it is not known which were aborted by decree
         self.responses: dict[str, Response] = {}
         self.wrong: list[str] = []
         self.moments = [ReferenceState({}, {}, 0)]  # after each transaction, once the oracle has run it
@@ -54,7 +54,7 @@ class Reference:
 
     @classmethod
     def of_history(cls, history: History) -> Reference:
-        """Where there is no log: what was answered, by TID."""
+        """Without a log: the answers, by TID."""
         log = cls()
         for row in history.in_order():
             log.add(row, {}, 0)
@@ -62,7 +62,7 @@ class Reference:
 
     @classmethod
     def of_log(cls, history: History, book: Logbook, program: Program) -> Reference:
-        """What is in the durable log must be what was asked, once; and what was answered must be in it."""
+        """The durable log must hold each request that ran, once; and every answer must come from it."""
         log, admission = cls(), Admission(program)
         log.decrees, log.responses = book.decrees, book.responses
         seen: dict[str, int] = {}
@@ -88,7 +88,7 @@ class Reference:
         return log
 
     def respond(self, unseal: Any) -> Any:
-        """What the outside world gave, as it is logged."""
+        """Returns a function that gives the logged responses of the outside world."""
 
         def respond(call: str, name: str, args: tuple[Any, ...]) -> tuple[Any, str | None]:
             response = self.responses.get(call)
@@ -101,7 +101,7 @@ class Reference:
 
 
 def own_row(logged: LogRow, program: Program) -> HistoryRow:
-    """A row that nobody outside asked for: nobody knows what came of it but the state."""
+    """A row that Headrace made itself: only the state shows its result."""
     epoch, at = logged.epoch, logged.row
     entry, args = epoch.entries[at], epoch.args[at]
     if entry is entry.sealed:
@@ -112,7 +112,7 @@ def own_row(logged: LogRow, program: Program) -> HistoryRow:
 
 
 def check_call(logged: LogRow, row: HistoryRow, admission: Admission) -> list[str]:
-    """The log holds the call that was asked for."""
+    """The log must hold the call that was requested."""
     epoch, at = logged.epoch, logged.row
     batch = admission.admit([row.request_id], [row.call])
     asked = (batch.entries[0], batch.keys[0], batch.args[0])
@@ -125,7 +125,7 @@ def check_call(logged: LogRow, row: HistoryRow, admission: Admission) -> list[st
 def check_history(
     history: History, reference: Reference, workload: Workload, oracle: Oracle, snapshots: dict[int, Tables]
 ) -> list[str]:
-    """All that is wrong with a run whose requests have all been answered."""
+    """Everything that is wrong with a run whose requests were all answered."""
     log, values = reference.rows, oracle.values
     assert values is not None
     wrong = check_gate(history)
@@ -134,7 +134,7 @@ def check_history(
     if wrong or reference.wrong:
         return wrong
     workload.hooks.watch(None)
-    workload.hooks.has_dawdled = False  # of this transaction or one below, whose decree may have come later
+    workload.hooks.has_dawdled = False  # this transaction or an earlier one, whose decree may have come later
     moments, later = reference.moments, TimerCheck(workload.app.schedules.values())
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
@@ -169,7 +169,7 @@ def check_history(
 
 
 def check_snapshot(epoch: int, tables: Tables, moment: ReferenceState, values: Values) -> list[str]:
-    """A snapshot holds the state at the end of its epoch."""
+    """A snapshot must hold the state at the end of its epoch."""
     found = {(name, key): canonical(sealed, values) for name, table in tables.items() for key, sealed in table.items()}
     expected = moment.encoded(values)
     if found == expected:
@@ -180,8 +180,8 @@ def check_snapshot(epoch: int, tables: Tables, moment: ReferenceState, values: V
 
 
 def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
-    """When nothing happens any more, nothing is left over: no queue holds anything, and every entity is where it
-    belongs."""
+    """When nothing happens any more, nothing may be left over: all queues are empty, and every entity is on its
+    worker."""
     engine = coordinator.engine
     wrong = [
         f"the coordinator has left over {name}: {left!r}"
@@ -221,7 +221,7 @@ def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
 
 
 def check_gate(history: History) -> list[str]:
-    """Who should have been refused was, and nobody else."""
+    """Exactly the bad requests must have been refused."""
     return [
         f"{row.request_id} {row.call!r} was {row.status}: {row.failure}"
         for row in history.rows.values()
@@ -230,7 +230,7 @@ def check_gate(history: History) -> list[str]:
 
 
 def check_log(log: list[HistoryRow]) -> list[str]:
-    """Every request is logged once, nothing else is, and epochs hold them in order."""
+    """Every request must be logged once, nothing else, and epochs must be in order."""
     tids = [row.tid for row in log]
     if tids != list(range(1, len(log) + 1)):
         return [f"the TIDs that were answered are not 1 to {len(log)}: {tids}"]
@@ -241,7 +241,7 @@ def check_log(log: list[HistoryRow]) -> list[str]:
 
 
 def check_real_time(log: list[HistoryRow]) -> list[str]:
-    """Who was answered before another one was sent comes before it in the log."""
+    """A request that was answered before another one was sent must come before it in the log."""
     first_answer, wrong = 1 << 62, []
     for row in reversed(log):
         if first_answer < row.sent:
@@ -251,7 +251,7 @@ def check_real_time(log: list[HistoryRow]) -> list[str]:
 
 
 def check_row(row: HistoryRow, expected: tuple[Any, ...], values: Values) -> list[str]:
-    """The reply is the oracle's."""
+    """The reply must be the oracle's."""
     failure = row.failure
     if expected[0] == "ok":
         if failure is None and values.encode(row.result) == values.encode(expected[1]):
@@ -276,8 +276,8 @@ def check_state_read(
     lives_us: dict[str, int],
     values: Values,
 ) -> list[str]:
-    """What was found is the oracle's state at the end of an epoch: not before what had been answered when it was asked,
-    not after what was sent when it was found. What has expired is not found, though it may not be deleted yet."""
+    """A read must return the oracle's state at the end of an epoch: not before what was answered when it was sent, not
+    after what was sent when it returned. Expired states must not be found, though they may not be deleted yet."""
     what = f"state of {state_read.operator or 'everything'}{'' if state_read.key is None else f', {state_read.key!r}'}"
     if not state_read.found:
         return [f"the {what}, asked at {state_read.asked}, was never found"]
@@ -303,7 +303,7 @@ def check_state_read(
 def is_found(
     found: dict[Entity, bytes], moment: ReferenceState, last_us: int, lives_us: dict[str, int], values: Values
 ) -> bool:
-    """The log's time may be later than that of the last epoch that has run."""
+    """Whether the state matches. The log's time may be later than that of the last epoch that has run."""
     expected = moment.encoded(values)
     for entity in list(expected):
         if entity[0] in lives_us:
@@ -320,7 +320,7 @@ def canonical(sealed: Any, values: Values) -> bytes:
 
 
 def stamped(encoded: bytes, time_us: int | None) -> bytes:
-    """With the time at which it was written, if that matters."""
+    """Adds the time at which it was written, if there is one."""
     return encoded if time_us is None else b"%d " % time_us + encoded
 
 

@@ -1,4 +1,4 @@
-"""The clients: they ask in batches, wait, lose patience, and ask again with the same request ids."""
+"""The clients: they send batches, wait, time out, and send again with the same request ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAD_CALLS: tuple[tuple[Any, ...], ...] = (("nobody.nothing", "k"), ("no function
 
 
 class Request:
-    """A batch of calls under way. Asked again until every row has been answered to the client."""
+    """A pending batch of calls. It is sent again until the client has an answer to every row."""
 
     def __init__(self, ids: RequestIds, calls: list[tuple[Any, ...]], bad: set[int], source: tuple[str, int] | None):
         self.ids, self.calls, self.bad, self.source = ids, calls, bad, source
@@ -24,7 +24,7 @@ class Request:
 
 
 class SimClient:
-    """Asks one batch after the other; or, if it is not `patient`, does not wait for the last one."""
+    """Sends one batch after the other; if `waits` is not set, without waiting for the previous one."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class SimClient:
         if process is None:
             world.fault("nobody to ask")
             return
-        # A batch of a source that comes again when the next one has been taken is refused, or told that it is past, and
-        # nobody minds; nor if the coordinator has been superseded and knows less.
+        # A source's batch that is repeated after the next one was taken may be refused, or answered as expired; so may
+        # one that is sent to a superseded coordinator, which knows less.
         token = world.new_token(
             process,
             lambda answers: self._answered(request, rows, answers),
@@ -114,7 +114,7 @@ class SimClient:
         world.after(world.travel_us(self.rng), process.submit, token, ids, calls, request.source)
 
     def _find_process(self, request: Request) -> CoordinatorProcess | None:
-        """Who fails to answer is asked again, or the newest coordinator is."""
+        """After a timeout the same coordinator is asked again, or the newest one."""
         newest = self.world.process
         if self.process is None or not self.process.is_alive or (request.attempts > 1 and self.rng.random() < 0.5):
             self.process = newest if newest is not None and newest.is_alive else None
@@ -144,7 +144,7 @@ class SimClient:
                 self._ask_again(request)
 
     def ask_all_again(self) -> None:
-        """For all answers that it got. Of a source only the last batch is kept."""
+        """Asks again for all answers that it got. Of a source only the last batch is kept."""
         process = self.world.process
         for request in self.asked[-1:] if self.is_source else self.asked:
             if process is not None:
@@ -152,7 +152,7 @@ class SimClient:
                 self.world.after(1, process.submit, token, request.ids, request.calls, request.source)
 
     def _ask_again(self, request: Request) -> None:
-        """For an answer that it has; or with another call, which is refused."""
+        """Asks again for an answer that it has; or uses the id for another call, which must be refused."""
         process = self._find_process(request)
         if process is None:
             return

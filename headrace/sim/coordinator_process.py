@@ -1,11 +1,11 @@
-"""A house: one coordinator's process with all that belongs to it, from its start to its end.
+"""One coordinator's process with all that belongs to it, from its start to its end.
 
-It holds its own handle of the disk, its workers, and the questions of those who talk to it. Several may stand at the
-same time: one that was paused, or that somebody took for lost, goes on as if nothing had happened, until the log tells
-it that it has been superseded.
+It has its own handle of the disk, its workers, and the pending requests of its clients. Several may run at the same
+time: one that was paused, or wrongly taken for lost, continues as if nothing had happened, until the log tells it that
+it has been superseded.
 
-What production does in two threads beside the core (`durability/keeper.py`) happens here at events of its own, so that
-anything can come in between; and before each operation of the store the process may be paused, slow or gone.
+What production does in two threads beside the core (`durability/keeper.py`) happens here in separate events, so that
+anything can come in between; and before each store operation the process may be paused, slowed down or killed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from headrace.sim.workload import Call
     from headrace.sim.world import World
 
-NESTED_MAX = 4  # processes that are in the middle of an operation while others go on
+NESTED_MAX = 4  # processes that are in the middle of an operation while others run
 Token = tuple[Callable[[Any], None], bool, Callable[[], bool]]
 
 
 class CoordinatorProcess:
     def __init__(self, world: World, number: int, config: Config, workers: int, mode: str) -> None:
-        """With 0 workers it is an engine that runs everything itself."""
+        """With 0 workers it is an engine without workers, which runs everything itself."""
         self.world, self.number, self.config = world, number, config
         self.wanted_workers, self.mode = workers, mode
         self.node = SimNode(self, 0, 1, None, world.new_clock())
@@ -54,12 +54,12 @@ class CoordinatorProcess:
         self.opened_store: OpenedStore
         self.appends: list[PendingRecord | Check] = []
         self.background: list[Epoch | Snapshot | PendingRecord | None] = []  # None is a compaction
-        self.records: dict[int, bytes] = {}  # on their way to the log
+        self.records: dict[int, bytes] = {}  # not in the log yet
         self.is_writing = self.is_working = False
-        self.news_us = 0  # when the last one of the keeper arrives
-        self.pause_in: int | None = None  # operations of the store until it is paused
-        self.dies_in: tuple[int, str] | None = None  # operations until it dies, and where in the last one
-        self.power_in: int | None = None  # writes until power is lost, before what was written is synced
+        self.news_us = 0  # when the last event of the keeper arrives
+        self.pause_in: int | None = None  # store operations until it is paused
+        self.dies_in: tuple[int, str] | None = None  # store operations until it dies, and where in the last one
+        self.power_in: int | None = None  # writes until power is lost, before they are synced
 
     @property
     def is_alive(self) -> bool:
@@ -70,13 +70,13 @@ class CoordinatorProcess:
         return self.node.core
 
     def find(self, number: int) -> SimNode | None:
-        """The node that has this number now; an engine by itself talks to nobody."""
+        """The node that has this number now; an engine without workers has none to talk to."""
         return self.workers.get(number) if number or not self.wanted_workers else self.node
 
-    # --- from its start ---
+    # --- start ---
 
     def open(self) -> bool:
-        """Take over what is there, and begin. False if it came to its end before."""
+        """Takes over the store and starts. False if the process ended before it could serve."""
         parameters = self.world.parameters
         if parameters.store == "none":
             self.node.core = self._new_core(False, parameters.seed, 0)
@@ -97,7 +97,7 @@ class CoordinatorProcess:
         store = self.store = SimStore(world.disk, f"coordinator {self.number}", self._before_operation)
         if identity_of(store) is None:
             create_identity(store, app, self.config, cluster="sim", seed=world.parameters.seed)
-        for operator in app.operators.values():  # it may be turned on and off with every start
+        for operator in app.operators.values():  # may be turned on and off at every start
             operator.changes = world.changes.random() < world.parameters.changes
         opened_store = self.opened_store = OpenedStore(store, app, self.config, Fingerprint(app.name, {}, {}, {}))
         core = self._new_core(True, opened_store.seed, opened_store.log.term)
@@ -112,7 +112,7 @@ class CoordinatorProcess:
         self.node.core = core
 
     def guard(self, what: str, action: Callable[[], None]) -> bool:
-        """Do what touches the store. If that fails the process ends, as in production."""
+        """Runs an action that uses the store. If it fails the process ends, as in production."""
         world = self.world
         try:
             action()
@@ -155,7 +155,7 @@ class CoordinatorProcess:
         if self.node.is_paused:
             world.run_others_while(lambda: self.node.is_paused and self.is_alive)
 
-    # --- what the core wants kept ---
+    # --- what the core wants durable ---
 
     def append(self, effect: Append) -> bytes:
         written = self.store_work.encode(effect)
@@ -183,7 +183,7 @@ class CoordinatorProcess:
             self.world.after(self.world.disk_times.choice((0, 200, 5_000)), self._work)
 
     def _write(self) -> None:
-        """What production's first thread does with all that waits for it."""
+        """What production's log thread does with all waiting records."""
         if self._waits(self._write):
             return
         group, self.appends = self.appends, []
@@ -196,7 +196,7 @@ class CoordinatorProcess:
                 self._soon_write()
 
     def _work(self) -> None:
-        """What its second thread does with what waits: one thing after the other, others in between."""
+        """What production's background thread does: one item per event, so that others run in between."""
         if self._waits(self._work):
             return
         stop = next(
@@ -227,13 +227,13 @@ class CoordinatorProcess:
             self.store_work.retire(first.retired)
 
     def _waits(self, action: Callable[[], None]) -> bool:
-        """A process that is paused does nothing; one that is gone never will."""
+        """Whether the action must not run now. If the process is paused it is tried later, if it is gone it is not."""
         if self.node.is_paused and self.is_alive:
             self.world.after(5_000, action)
         return self.node.is_paused or not self.is_alive
 
     def _tell(self, news: Sequence[Any]) -> None:
-        """News for the core come in their order, a little later."""
+        """Delivers events to the core in order, a little later."""
         world = self.world
         for event in news:
             if isinstance(event, Appended):
@@ -246,10 +246,10 @@ class CoordinatorProcess:
     def _hear(self, event: Any) -> None:
         self.world.step(self.node, event)
 
-    # --- who talks to it ---
+    # --- requests ---
 
     def submit(self, token: int, ids: RequestIds, calls: list[Call], source: tuple[str, int] | None) -> None:
-        """A batch comes to the door; what comes close together goes into one step."""
+        """A batch arrives; batches that arrive close together go into one step."""
         if not self.is_alive:
             self.world.fault("requests to a coordinator that is gone")
             return

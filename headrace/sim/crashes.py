@@ -1,6 +1,6 @@
-"""Exhaustive crash points: small scenarios without other faults, and a worker that crashes before each of its effects.
+"""Exhaustive crash points: small scenarios without other faults, in which a worker crashes before each of its effects.
 
-Random crashes find what is likely; these find what happens at one instant only.
+Random crashes find likely bugs; these find bugs that only one instant shows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Scenario:
         )
 
     def run(self, crash_at: int | None = None) -> tuple[RunReport, int]:
-        """Run it, with a crash before the effect of this number; and how many a run has."""
+        """Runs it, with a crash before the effect of this number. Also returns how many effects the run has."""
         run = Simulation(self.parameters(), script=self.script)
         world = run.world
         at = {number for number in (self.crash_first, crash_at) if number is not None}
@@ -61,7 +61,7 @@ class Scenario:
 
 
 def crash_everywhere(scenario: Scenario) -> Iterator[tuple[int, RunReport]]:
-    """The report of the run that crashes at each point."""
+    """Yields the report of a run for each crash point."""
     report, count = scenario.run()
     yield 0, report
     for crash_at in range(1, count + 1):
@@ -75,7 +75,7 @@ def bank(workload: Any) -> dict[str, Any]:
 
 
 def transfers(workload: Workload) -> list[Batches]:
-    """Over the workers and back, one that must abort at its far end, and one that audits."""
+    """Across workers and back, one that must abort at its far end, and one that audits."""
     f = bank(workload)
     return [
         [[(f["transfer"], 0, 17, 40), (f["transfer"], 17, 0, 30), (f["transfer_awaited"], 0, 17, 70)]],
@@ -84,7 +84,7 @@ def transfers(workload: Workload) -> list[Batches]:
 
 
 def aborts(workload: Workload) -> list[Batches]:
-    """All of one epoch: the second only fits because the first aborts."""
+    """All in one epoch: the second only succeeds because the first aborts."""
     f = bank(workload)
     return [[[(f["transfer"], 0, 17, 90), (f["transfer"], 20, 17, 50), (f["pay_fee"], 17, 60)]]]
 

@@ -1,17 +1,17 @@
-"""The disk: a store in memory that forgets, fails, fills up and lies as real ones do.
+"""The disk: a store in memory that loses data, fails, fills up and lies as real disks do.
 
-A `Disk` is what the machine has; a `SimStore` is what one process holds of it, with the interface of every store. A
-coordinator that woke up too late and its successor hold two of one disk.
+A `Disk` is the machine's disk; a `SimStore` is one process's handle of it, with the interface of every store. A
+coordinator that woke up too late and its successor have two handles of one disk.
 
 Rules:
 1. Readers see what was written (the page cache); only what was synced survives a loss of power. Of the rest anything
-   may be left: all, nothing, a part cut at any byte, or one with holes. A process that is killed loses nothing but what
-   it had not written yet.
-2. A sync that fails may have worked, or in part; or what it should have written is clean for the kernel and on no disk:
-   the next sync succeeds, and the bytes are gone when power is.
-3. Objects are put whole or not at all. In a store of objects a request that failed may have been done, or will be.
-4. A bit that is flipped is flipped on the way: who reads again reads right.
-5. Before each operation the world may stop the process: it is paused there while others go on, or it is gone for good.
+   may remain: all, nothing, a part cut at any byte, or one with holes. A killed process loses nothing but what it had
+   not written yet.
+2. A failed sync may have worked, fully or in part; or the pages are marked clean though they are not on disk: then the
+   next sync succeeds, and the bytes are gone when power is lost.
+3. Objects are put whole or not at all. In a store of objects a failed request may have been done, or be done later.
+4. A bit flips only while it is read: reading again gives the right data.
+5. Before each operation the world may stop the process: it is paused there while others run, or it is killed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any
 from headrace.errors import ObjectMissing, StoreError, StoreFull
 
 BEFORE, MIDDLE, AFTER = "before", "middle", "after"  # where in an operation a process dies
-RIGHT_READS = 3  # that follow a wrong one
+RIGHT_READS = 3  # how many correct reads follow a wrong one
 NEEDS_ROOM = frozenset(("append", "put", "create"))
 
 
 class Crashed(BaseException):
-    """The process is gone. No code of it may run any more, so nothing may catch this but the world."""
+    """The process is dead. None of its code may run any more, so only the world may catch this."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DiskFaults:
-    """Probabilities, of one operation; 0 where a class is not there."""
+    """Probabilities per operation; 0 if a class of faults is off."""
 
-    errors: float = 0.0  # the store refuses; of objects, it may have done it, or do it later
+    errors: float = 0.0  # the operation fails; a store of objects may have done it, or do it later
     sync_errors: float = 0.0
     flips: float = 0.0  # of a bit, on a read
     splits: float = 0.0  # of a write that others may see half done
@@ -50,8 +50,8 @@ class DiskFile:
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
-        self.synced = len(data)  # objects are durable when they are made; later only what is synced
-        self.dropped: list[tuple[int, int]] = []  # bytes that a failed sync left clean, and nowhere
+        self.synced = len(data)  # objects are durable when created; appended bytes only when synced
+        self.dropped: list[tuple[int, int]] = []  # bytes that a failed sync marked clean without writing them
 
     def copy(self) -> DiskFile:
         twin = DiskFile(bytes(self.data))
@@ -60,7 +60,7 @@ class DiskFile:
 
 
 class Disk:
-    """All that processes share: files, and what happens to them."""
+    """What processes share: files, and what happens to them."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class Disk:
         later: Callable[[Callable[[], None]], None] = lambda action: None,
         fault: Callable[[str], None] = lambda kind: None,
     ) -> None:
-        """`later` is given what a store of objects does after it has said that it failed."""
+        """`later` is called with what a store of objects does after it has reported a failure."""
         self.rng, self.faults, self.can_append = rng, faults or DiskFaults(), can_append
         self.later, self.fault = later, fault
         self.files: dict[str, DiskFile] = {}
         self.deleted: dict[str, DiskFile] = {}  # a loss of power may bring them back
-        self.fate: str | None = None  # of what is not synced when power is lost, if it is not to be drawn
+        self.fate: str | None = None  # what happens to unsynced data at a loss of power; None: drawn at random
         self.is_full = False
-        self.is_calm = False  # no faults by themselves
+        self.is_calm = False  # no random faults
         self.is_inspected = False
 
     def hits(self, probability: float) -> bool:
@@ -85,7 +85,7 @@ class Disk:
 
     @contextlib.contextmanager
     def without_faults(self) -> Iterator[None]:
-        """For who looks from outside of the world: nothing happens meanwhile, and nothing is counted."""
+        """For checks from outside of the world: nothing happens meanwhile, and operations are not counted."""
         self.is_inspected = True
         try:
             yield
@@ -93,7 +93,7 @@ class Disk:
             self.is_inspected = False
 
     def lose_power(self) -> None:
-        """What was not synced is kept, lost or spoiled. Whoever used the disk is gone: that is the world's business."""
+        """What was not synced is kept, lost or damaged. The world ends the processes that used the disk."""
         self.fault("power lost")
         for name, file in sorted(self.deleted.items()):
             if name not in self.files and self.rng.random() < 0.5:
@@ -104,7 +104,7 @@ class Disk:
             self._spoil(file)
 
     def after_worst_power_loss(self) -> Disk:
-        """What is left, in a copy, if power is lost now and with it all that was not synced."""
+        """A copy of the disk as if power were lost now, with everything that was not synced."""
         left = Disk(self.rng, can_append=self.can_append)
         left.is_calm = True
         for name, file in self.files.items():
@@ -130,7 +130,7 @@ class Disk:
         file.synced, file.dropped = len(file.data), []
 
     def _lose(self, file: DiskFile, start: int, stop: int) -> None:
-        """These bytes were never written: if they were the last ones, the file may end before them."""
+        """These bytes were never written: if they are the last ones, the file may end before them."""
         if stop == len(file.data) and self.rng.random() < 0.5:
             del file.data[start:]
         else:
@@ -163,7 +163,7 @@ class Disk:
         file.synced = len(file.data)
 
     def fail_to_sync(self, name: str) -> None:
-        """An error, and one of several truths behind it."""
+        """A failed sync: draws what has really happened."""
         file, rng = self.files[name], self.rng
         truth = rng.choice(("done", "nothing", "part", "hidden"))
         self.fault(f"sync failed, {truth} done" if truth != "done" else "sync failed, all done")
@@ -177,17 +177,17 @@ class Disk:
 
 
 class SimStore:
-    """What one process holds of a disk."""
+    """One process's handle of a disk."""
 
     def __init__(self, disk: Disk, who: str = "", before: Callable[[SimStore, str, str], None] | None = None) -> None:
-        """`before` is called before each operation: the world may let others go on, or end the process there."""
+        """`before` is called before each operation: the world may let others run, or end the process there."""
         self.disk, self.who, self.before = disk, who, before
         self.url = f"sim:{who}"
         self.can_append = disk.can_append
         self.is_alive = True
         self.operations = 0
         self.dies_at: tuple[int, str] | None = None  # the number of an operation, and where in it
-        self.right: dict[str, int] = {}  # how many of the next reads are right, of what was read wrong
+        self.right: dict[str, int] = {}  # after a wrong read of an object: how many of its next reads are correct
 
     # --- the interface of a store ---
 
@@ -239,14 +239,14 @@ class SimStore:
         self._only_files("sync")
         self._operate("sync", name, lambda: self._sync(name))
 
-    # --- how an operation goes ---
+    # --- one operation ---
 
     def _only_files(self, op: str) -> None:
         if not self.can_append:
             raise AssertionError(f"{op} on a store of objects")
 
     def _operate(self, op: str, name: str, action: Callable[[], Any], part: Callable[[], None] = lambda: None) -> Any:
-        """`part` does what is left of it if the process dies in the middle; of most operations there is no middle."""
+        """`part` does what remains of the operation if the process dies in the middle; most operations are atomic."""
         self._check_alive()
         if self.disk.is_inspected:
             return action()
@@ -280,7 +280,7 @@ class SimStore:
         return action()
 
     def _fail(self, op: str, action: Callable[[], Any], part: Callable[[], None]) -> None:
-        """It says that it failed. Nothing was done; or all; or a part; or it will be."""
+        """The operation reports a failure. It was not done, or done, or done in part, or is done later."""
         truth = self.disk.rng.choice(("nothing", "done", "part", "later"))
         if truth == "done":
             action()
@@ -312,7 +312,7 @@ class SimStore:
         self.disk.put(name, data)
         if not self.can_append and self.disk.hits(self.disk.faults.errors):
             self.disk.fault("created, and told that it was there")
-            return False  # the first answer got lost, and the request was sent again
+            return False  # the first answer got lost, and the request was repeated
         return True
 
     def _get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:

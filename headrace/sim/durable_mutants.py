@@ -1,4 +1,4 @@
-"""Planted mistakes in what is durable: the journal, the log and its fence, snapshots, recovery. See mutants.py."""
+"""Planted mistakes in durability: the journal, the log and its fence, snapshots, recovery. See mutants.py."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def answers_at_once(right: Any) -> Any:
 
 
 def forgets_decrees(right: Any) -> Any:
-    """A reply waits for its epoch, and not for what was noted while it ran."""
+    """A reply waits for its epoch, but not for the notes that were logged while it ran."""
     return lambda self, position: self.durable >= position
 
 
@@ -75,7 +75,7 @@ def reads_unchecked(right: Any) -> Any:
 
 
 class Alias(dict[str, Any]):
-    """Changes that are looked up when they are written, not when they were made."""
+    """Changes whose states are read when they are written, not when they were made."""
 
     def __init__(self, changed: dict[str, Any], program: Any) -> None:
         super().__init__(changed)
@@ -94,7 +94,7 @@ def aliases_the_snapshot(right: Any) -> Any:
 
 
 def reads_on_too_late(right: Any) -> Any:
-    """What a recovery has to read begins one record later."""
+    """A recovery starts reading one record too late."""
 
     def take(self: journal.Journal, now_us: int, changed: Any, epoch: int, position: int, meta: Any) -> None:
         right(self, now_us, changed, epoch, position + 1, meta)
@@ -102,7 +102,7 @@ def reads_on_too_late(right: Any) -> Any:
     return take
 
 
-# --- what a snapshot holds, and what is made of it --------------------------------------------------------------------
+# --- what a snapshot holds, and how it is restored --------------------------------------------------------------------
 
 
 def leaves_out(name: str, instead: Any) -> Any:
@@ -137,7 +137,7 @@ def forgets_last_moments(right: Any) -> Any:
 
 
 def awaits_one_row(right: Any) -> Any:
-    """Of several firings that a recovery finds in the log, one is waited for."""
+    """Of several firings that a recovery finds in the log, it waits for only one."""
 
     def fired(self: deferred.Deferred, function: Any, key: Any, *given: Any) -> None:
         right(self, function, key, *given)
@@ -147,7 +147,7 @@ def awaits_one_row(right: Any) -> Any:
 
 
 def makes_up_for_all(right: Any) -> Any:
-    """Each moment that was missed is made up for, not only the last."""
+    """A schedule fires for each time that was missed, not only for the last."""
 
     def before(self: cron.Interval, at_us: int, since_us: int) -> int | None:
         return cron.Interval.after(self, since_us) if right(self, at_us, since_us) is not None else None
@@ -170,7 +170,7 @@ def uses_todays_limits(right: Any) -> Any:
 
 
 def believes_in_replies(right: Any) -> Any:
-    """What was recorded is never run again: its state is missing."""
+    """Epochs with recorded replies are not run again: their state is missing."""
 
     def replay(given: Any, left: restore.Restored) -> None:
         known = {number for number in left.recorded if number <= max(left.recorded) - 1}
@@ -245,7 +245,7 @@ def never_syncs(right: Any) -> Any:
 
 
 def trusts_the_cache(right: Any) -> Any:
-    """What is found at the end counts as durable: nothing is written again."""
+    """Records found at the end of the log count as durable: nothing is written again."""
 
     def find_end(store: Any, folder: str, found: Any) -> Any:
         end = right(store, folder, found)
@@ -283,15 +283,15 @@ def applies_backwards(right: Any) -> Any:
         found: Any = {}
         for layer in reversed(manifest.layers):
             for stored in layer.objects:
-                layers.apply(manifests.read(self.store, manifest.snapshot_id, stored), found)
+                layers.apply(manifests.read_object(self.store, manifest.snapshot_id, stored), found)
         return {operator: table for operator, table in found.items() if table}
 
     return tables
 
 
 def deletes_at_once(right: Any) -> Any:
-    """What a snapshot makes superfluous is deleted when it was saved: the log has not said so, nobody looks at the
-    fence."""
+    """What a snapshot makes unnecessary is deleted as soon as it is saved: before the log says so, and without a check
+    of the fence."""
 
     def save(self: Any, snapshot: Any) -> Any:
         news, opened_store = right(self, snapshot), self.opened_store
@@ -311,7 +311,7 @@ def writes_without_a_term(right: Any) -> Any:
 
 
 def publishes_first(right: Any) -> Any:
-    """The manifest is there before what it names."""
+    """The manifest is written before the objects it names."""
 
     def write_layer(self: Any, snapshot_id: Any, files: Any, sharding: str, written: list[str]) -> Any:
         store, later = self.store, []
@@ -355,7 +355,7 @@ def logs_what_aborted(right: Any) -> Any:
 
 
 def hears_one_less(right: Any) -> Any:
-    """The changes of an epoch are kept before the last worker has told its own."""
+    """The changes of an epoch are kept before the last worker has sent its own."""
 
     def expect(self: Any, epoch: int, workers: Any) -> None:
         right(self, epoch, list(workers)[:1])
@@ -364,7 +364,7 @@ def hears_one_less(right: Any) -> Any:
 
 
 def looks_too_late(right: Any) -> Any:
-    """What was before is read when it is not there any more."""
+    """The state before an epoch is read after it was overwritten."""
 
     def take(self: Any) -> Any:
         found = right(self)

@@ -1,10 +1,10 @@
-"""Is a history of list-append transactions strictly serializable? Judged from outside, as Elle does (Kingsbury and
-Alvaro, VLDB 2020): no TID, no epoch, only who asked when and who saw what.
+"""Checks that a history of list-append transactions is strictly serializable. It does so from outside, as Elle does
+(Kingsbury and Alvaro, VLDB 2020): it uses no TID and no epoch, only when each request was sent and what it saw.
 
 Lists make the order of writes visible: every value is appended once, so a list that was read names all its writers, in
 order. From that follow the edges between transactions: ww (appended right before), wr (appended what the other one saw
-last), rw (saw the list without what the other one appended next), rt (was answered before the other one was asked).
-A cycle is an anomaly; its name (Adya) is that of the weakest level it breaks: G0, G1c, G-single, G2, each also with rt.
+last), rw (saw the list without what the other one appended next), rt (was answered before the other one was sent).
+A cycle is an anomaly, named (after Adya) by the weakest level it breaks: G0, G1c, G-single, G2, each also with rt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Anomaly(NamedTuple):
 
 
 def check(history: Iterable[ElleTransaction]) -> list[Anomaly]:
-    """All that is wrong with a history; nothing if it is strictly serializable."""
+    """All anomalies of a history; none if it is strictly serializable."""
     rows = sorted(history, key=lambda row: row.asked)
     found = Lists(rows)
     graph: Graph = {row.number: {} for row in rows if row.status == OK}
@@ -47,7 +47,7 @@ def check(history: Iterable[ElleTransaction]) -> list[Anomaly]:
 
 
 class Lists:
-    """What the reads say about each key: who appended what, in which order."""
+    """What the reads show about each key: which transaction appended what, in which order."""
 
     def __init__(self, rows: list[ElleTransaction]) -> None:
         self.anomalies: list[Anomaly] = []
@@ -82,7 +82,7 @@ class Lists:
                     self.appends.setdefault(key, []).append(value)
 
     def _outer_reads(self, row: ElleTransaction) -> list[tuple[Any, list[Any] | None]]:
-        """What a transaction saw of others, by key; and whether it saw itself."""
+        """What a transaction saw of others, by key; also checks that it saw its own appends."""
         outer: dict[Any, list[Any]] = {}
         mine: dict[Any, list[Any]] = {}
         for kind, key, value in row.ops:
@@ -118,7 +118,7 @@ class Lists:
         for key, order in self.orders.items():
             for before, after in itertools.pairwise(order):
                 yield from self._edge(key, before, after, "ww")
-            for value in unseen.get(key, []) if order else []:  # whatever no read shows comes after all that one shows
+            for value in unseen.get(key, []) if order else []:  # unread values come after all others
                 yield from self._edge(key, order[-1], value, "ww")
         for row, key, seen in self.reads:
             if seen:
@@ -139,12 +139,12 @@ class Lists:
 
 
 def real_time(rows: list[ElleTransaction]) -> Iterable[tuple[int, int, str]]:
-    """Who was answered before whom was asked; without the edges that follow from others."""
+    """Edges from a transaction that was answered to those sent later; without those that follow from others."""
     committed = [row for row in rows if row.status == OK]
     answers = sorted(committed, key=lambda row: row.answered)
-    frontier: list[ElleTransaction] = []  # answered, and nobody was asked after them and answered already
+    frontier: list[ElleTransaction] = []  # answered, and none that was sent after them is answered yet
     at = 0
-    for row in committed:  # in the order they were asked
+    for row in committed:  # in the order they were sent
         while at < len(answers) and answers[at].answered < row.asked:
             done = answers[at]
             frontier = [other for other in frontier if other.answered >= done.asked] + [done]

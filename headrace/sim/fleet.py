@@ -1,6 +1,6 @@
-"""Several workers in one thread: a coordinator, its workers, and channels that deliver when told to.
+"""Several workers in one thread: a coordinator, its workers, and channels that deliver on request.
 
-For tests and for trying things out. Nothing gets lost; in which order the channels deliver is the caller's choice.
+For tests and experiments. Nothing gets lost; the caller chooses the order in which the channels deliver.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fleet:
         choose: Choose = lambda ready: ready[0],
         like: Program | None = None,
     ) -> None:
-        """`like` is a program of the same app with the same limits of values: it makes a fleet sooner."""
+        """`like` is a program of the same app with the same limits of values: with it, a fleet starts faster."""
         self.app, self.config, self.choose = app, config or Config(), choose
         self.engine = on_workers(app, self.config, workers, mode, like=like)
         assert isinstance(self.engine.backend, Coordinator)
@@ -51,7 +51,7 @@ class Fleet:
         self._apply(0, self.engine.step(self.now_us, event))
 
     def deliver(self) -> bool:
-        """One thing happens: a frame arrives, or a node goes on with its work. False if nothing is under way."""
+        """Delivers one frame, or lets one node continue its work. False if nothing is pending."""
         ready: list[Any] = [link for link, frames in self.links.items() if frames]
         ready += [node for node, at_us in self.timers.items() if at_us <= self.now_us]
         if not ready:
@@ -65,7 +65,7 @@ class Fleet:
         return True
 
     def settle(self) -> list[Any]:
-        """Let everything happen that is under way, also what waits for its time; returns what left the coordinator."""
+        """Runs until nothing is pending, timers included; returns what left the coordinator."""
         while True:
             while self.deliver():
                 pass

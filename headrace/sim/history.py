@@ -1,6 +1,6 @@
-"""What happened, as seen from outside: who asked what and when, and every answer that ever left.
+"""What happened, as seen from outside: every request with its time, and every answer that was sent.
 
-Instants are numbers of one counter, so two of them are never the same.
+Instants are numbers of one counter, so no two are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class HistoryRow:
 
     def __init__(self, request_id: str, call: tuple[Any, ...], sent: int, is_bad: bool) -> None:
         self.request_id, self.call, self.sent = request_id, call, sent
-        self.is_bad = is_bad  # it is to be refused
+        self.is_bad = is_bad  # it must be refused
         self.answered = 0  # when its first answer left
         self.data = b""  # the answer as bytes
         self.tid: int | None = None
@@ -38,17 +38,17 @@ class HistoryRow:
 
 
 class StateRead:
-    """One question for state, and what was found."""
+    """One read of state, and its result."""
 
     __slots__ = ("asked", "entities", "found", "key", "operator", "process")
 
     def __init__(self, operator: str | None, key: Any, asked: int, process: Any) -> None:
-        self.operator, self.key, self.asked, self.process = operator, key, asked, process  # house: who was asked
+        self.operator, self.key, self.asked, self.process = operator, key, asked, process  # process: who was asked
         self.found = 0
         self.entities: list[Any] = []
 
     def is_over(self) -> bool:
-        """It is found, or will never be."""
+        """Whether it has a result, or never will have one."""
         return self.found > 0 or not self.process.is_alive
 
 
@@ -69,7 +69,7 @@ class History:
             self.rows[request_id] = HistoryRow(request_id, call, self.now(), is_bad)
 
     def answer(self, answers: Answers) -> None:
-        """Answers leave. Whatever an id was told before, it is told again."""
+        """Answers are sent. A request id must get the same answer each time."""
         columns = (answers.tids, answers.epochs, answers.results)
         lengths = {*map(len, columns), *([] if isinstance(answers.ids, str) else [len(answers.ids)])}
         if len(lengths) > 1:
@@ -91,5 +91,5 @@ class History:
             row.tid, row.epoch, row.failure, row.result = tid, epoch, failure, self.unseal(result)
 
     def in_order(self) -> list[HistoryRow]:
-        """What was logged, in the order of the log."""
+        """The logged requests, in the order of the log."""
         return sorted((row for row in self.rows.values() if row.tid is not None), key=lambda row: row.tid or 0)

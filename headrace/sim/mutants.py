@@ -1,7 +1,7 @@
 """Planted mistakes: each is one that a tired engineer could make in the core. The simulator must catch every one.
 
-A mutant replaces one attribute of the production code while it is planted. What is caught proves that somebody watches;
-what is not caught would show a hole in the checks, not in the core.
+A mutant replaces one attribute of the production code while it is planted. A caught mutant proves that the checks work;
+one that is not caught shows a hole in the checks, not in the core.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Mutant(NamedTuple):
     name: str
     where: Any
     attribute: str
-    plant: Callable[[Any], Any]  # makes the wrong one of the right one
-    hint: int = 0  # a seed that showed it: looked at first
-    look: Callable[[int], list[str]] | None = None  # what a seed shows; by default, what the world does
+    plant: Callable[[Any], Any]  # returns the wrong attribute for the right one
+    hint: int = 0  # a seed that showed it: tried first
+    look: Callable[[int], list[str]] | None = None  # the violations of a seed; by default those of a simulation
     besides: tuple[Any, ...] = ()  # other mutants that it needs
 
 
@@ -75,8 +75,8 @@ def look_of(mutant: Mutant) -> Callable[[int], list[str]]:
 
 
 def caught_by(mutant: Mutant, seeds: range) -> int | None:
-    """The first of these seeds that shows it. A mutant that itself breaks down, for the core has changed since it was
-    made, proves nothing: that is an error."""
+    """The first of these seeds that shows it. A mutant that fails itself, because the core has changed since, proves
+    nothing: that is an error."""
     order: list[int] = [mutant.hint, *seeds]
     look = look_of(mutant)
     with planted(mutant):
@@ -201,7 +201,7 @@ def spares_the_poisoned(right: Any) -> Any:
 
 
 def answers_again(right: Any) -> Any:
-    """After a recovery, a reply that has left leaves once more."""
+    """After a recovery, a reply that was sent is sent once more."""
 
     def answer(self: Any, now_us: int, effects: list[Any]) -> None:
         before = list(self.waiting)
@@ -236,7 +236,7 @@ def says_one_is_true(right: Any) -> Any:
 
 
 def one_becomes_true(seed: int) -> list[str]:
-    """A state that changes from 1 to True below a transaction that has read it, in some order of the messages."""
+    """A state changes from 1 to True below a transaction that has read it, in some order of the messages."""
     app = App("types")
     box = app.operator("box")
 
@@ -279,7 +279,7 @@ def revives_nobody(right: Any) -> Any:
 
 
 def answers_once(right: Any) -> Any:
-    """A result that changes is not told."""
+    """A result that changes is ignored."""
 
     def answered(self: Any, part: Any, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Any:
         call = self.calls_of(part, tid).get(place)
@@ -313,7 +313,7 @@ def installs_nothing(right: Any) -> Any:
     return lambda self: right(self)[1:]
 
 
-# --- what only large programs show ------------------------------------------------------------------------------------
+# --- mistakes that only large programs show ---------------------------------------------------------------------------
 
 
 def in_a_case(seed: int) -> list[str]:
@@ -321,7 +321,7 @@ def in_a_case(seed: int) -> list[str]:
 
 
 def counts_tries_by_frame(right: Any) -> Any:
-    """Whoever takes a call's place begins to count anew."""
+    """A call that replaces another one starts counting again."""
     return lambda self, n, number: right(self, n, self.attempt(n) + 1)
 
 
@@ -340,7 +340,7 @@ def takes_any_try(right: Any) -> Any:
 
 
 def closes_over_equal_puts(right: Any) -> Any:
-    """A put after an await leaves no record if it is of the value that is there."""
+    """A put after an await leaves no record if it writes the value that is there already."""
 
     def close(self: Any, call: Any, n: int, context: Any, before: Any) -> None:
         is_equal = not context._deltas and not context._read and context._state is before
@@ -367,7 +367,7 @@ def never_holds(right: Any) -> Any:
 
 
 def tells_aborts_twice(right: Any) -> Any:
-    """The second time, when it has been taken back."""
+    """An abort is sent again after it was taken back."""
 
     def tell_all(self: Any, part: Any, row: Any) -> None:
         right(self, part, row)
@@ -382,7 +382,7 @@ def takes_nothing_back(right: Any) -> Any:
 
 
 def fails_at_two_places(right: Any) -> Any:
-    """A call that fails elsewhere than before: its first failure stays."""
+    """A call fails elsewhere than before, and its first failure stays."""
 
     def fail(self: Any, part: Any, call: Any, *rest: Any) -> None:
         call.failure = None
@@ -404,7 +404,7 @@ def predicts_twins(right: Any) -> Any:
 
 
 def picks_what_is_elsewhere(right: Any) -> Any:
-    """Whoever owns what a root is going to call is mistaken by one row."""
+    """The owners of predicted calls are off by one row."""
 
     def owners(templates: Any, args: Any) -> Any:
         found = right(templates, args)

@@ -1,5 +1,5 @@
-"""Who brings the faults that are not the network's own: crashes, pauses, partitions, silences, false alarms; and who
-rescales and looks at state while all that goes on.
+"""The nemesis: causes the faults that are not the network's own (crashes, pauses, partitions, silences, false alarms),
+and rescales and reads state during them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from headrace.sim.disk import AFTER, BEFORE, MIDDLE
 from headrace.sim.node import SimNode
 from headrace.sim.world import World
 
-CRASHES_MAX = 8  # a run is to come to an end
+CRASHES_MAX = 8  # a run must end
 
 
 class Nemesis:
@@ -41,7 +41,7 @@ class Nemesis:
                 self.world.after(self.rng.randrange(self.parameters.chaos_us), action)
 
     def heal(self) -> None:
-        """No more faults; what was paused wakes up, and zombies are stopped in a while."""
+        """Ends all faults; paused nodes wake up, and zombies are stopped after a while."""
         world = self.world
         world.is_chaos = False
         world.disk.is_calm, world.disk.is_full = True, False
@@ -59,7 +59,7 @@ class Nemesis:
     # --- faults ---
 
     def start(self, node: SimNode) -> None:
-        """A worker starts, in a recovery perhaps: it, or another one, may crash before that is over."""
+        """A worker starts, perhaps in a recovery: it, or another one, may crash before the recovery ends."""
         world, faults = self.world, self.parameters.faults
         if node.incarnation == 1 and node.process.number == 1:
             return
@@ -92,7 +92,7 @@ class Nemesis:
             self.world.report_lost(node)
 
     def split(self) -> None:
-        """Some of the nodes cannot reach the others, in one direction or in both; or one link is cut."""
+        """Some nodes cannot reach the others, in one direction or in both; or one link is cut."""
         world = self.world
         numbers = [0, *world.workers]
         if len(numbers) < 2 or not world.is_chaos:
@@ -123,7 +123,7 @@ class Nemesis:
     # --- coordinators and their disk ---
 
     def open(self, process: CoordinatorProcess) -> None:
-        """A coordinator starts, in a recovery perhaps: it may crash before that is over."""
+        """A coordinator starts, perhaps in a recovery: it may crash before the recovery ends."""
         world, faults = self.world, self.parameters.faults
         if world.is_chaos and faults.coordinator_crashes and self.rng.random() < faults.crash_again:
             world.fault("crashes armed in a coordinator's recovery")
@@ -144,7 +144,7 @@ class Nemesis:
                 self._arm(process, 12)
 
     def crash_after_snapshot(self, process: CoordinatorProcess) -> None:
-        """Rather while something has fired, aborted, and is not dropped yet: then only the snapshot knows."""
+        """More likely while a firing has aborted and is not dropped yet: then only the snapshot knows of it."""
         if not self.world.is_chaos or not self.snapshot_crashes:
             return
         if self.rng.random() < (0.8 if process.core.deferred.spent else 0.1):
@@ -153,7 +153,7 @@ class Nemesis:
             self.world.after(self.rng.randrange(1, 1_000), self.world.crash, process.node)
 
     def pause_coordinator(self) -> None:
-        """Between two steps, or before one of the next operations of its store."""
+        """Pauses it between two steps, or before one of its next store operations."""
         process = self.world.processes[-1]
         if self.world.is_chaos and process.is_alive:
             if self.rng.random() < 0.3:
@@ -162,7 +162,7 @@ class Nemesis:
                 process.pause_in = self.rng.randrange(10)
 
     def pause_process(self, process: CoordinatorProcess) -> None:
-        """It sleeps; in most cases somebody takes over meanwhile."""
+        """Pauses it; in most cases another coordinator takes over meanwhile."""
         world = self.world
         until_us = self._until_us(1_000, 200_000)
         world.pause(process.node, until_us)
@@ -170,13 +170,13 @@ class Nemesis:
             world.at(self.rng.randint(world.now_us, until_us), world.replace, process)
 
     def take_over(self) -> None:
-        """Somebody starts a second one, though the first is well."""
+        """Starts a second coordinator, though the first one works."""
         if self.world.is_chaos and self.world.processes[-1].is_serving:
             self.world.fault("false takeovers")
             self.world.replace(self.world.processes[-1])
 
     def lose_power(self) -> None:
-        """At once, or between a write and its sync."""
+        """Loses power at once, or between a write and its sync."""
         if self.world.is_chaos:
             process = self.world.processes[-1]
             if process.is_alive and self.rng.random() < 0.7:
@@ -209,5 +209,5 @@ class Nemesis:
                 key = self.rng.choice(rows).call[1]
         world.probe("state read while others run")
         serving = [process for process in world.processes if process.is_serving]
-        if serving:  # perhaps one that was superseded, and does not know it
+        if serving:  # perhaps one that was superseded and does not know it
             world.read(operator, key, self.rng.choice(serving))

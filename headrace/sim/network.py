@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.sim.node import SimNode
     from headrace.sim.world import World
 
-Link = tuple[int, int, int]  # the house, from, to
+Link = tuple[int, int, int]  # coordinator process, from, to
 KEPT_MAX = 200  # old frames
 
 
@@ -69,7 +69,7 @@ class SimNetwork:
 
     def _arrive(self, data: bytes, target: SimNode) -> None:
         frame = decode_frame(data)
-        if not target.is_alive:  # a connection that comes back may bring what was under way to its successor
+        if not target.is_alive:  # a connection that is restored may deliver a pending frame to the node's successor
             process = target.process if target.process.is_alive else self.world.process
             successor = process.find(target.number) if process is not None and can_hear(process, frame) else None
             if successor is None or self.rng.random() < 0.5:
@@ -79,7 +79,7 @@ class SimNetwork:
         self.world.receive(target, frame)
 
     def echo(self) -> None:
-        """Some old frame comes again, to whoever has the number now."""
+        """Delivers an old frame again, to the node that has the number now."""
         if self.kept and self.world.is_chaos:
             frame, process = decode_frame(self.rng.choice(self.kept)), self.world.process
             target = process.find(frame.to) if process is not None and can_hear(process, frame) else None
@@ -102,5 +102,5 @@ class SimNetwork:
 
 
 def can_hear(process: CoordinatorProcess, frame: Frame) -> bool:
-    """Nothing leads from a newer coordinator's house into that of an older one."""
+    """Whether the frame can reach this process: none goes from a newer coordinator to an older one."""
     return bool(process.wanted_workers) and frame.term <= process.core.backend.term

@@ -1,4 +1,4 @@
-"""A node: one incarnation of a coordinator or of a worker, with a clock of its own."""
+"""A node: one incarnation of a coordinator or of a worker, with its own clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class SimClock:
-    """A node's own: off by a constant, and running a little fast or slow."""
+    """A node's clock: off by a constant, and running a little fast or slow."""
 
     def __init__(self, offset_us: int = 0, drift_ppm: int = 0) -> None:
         self.offset_us, self.drift_ppm = offset_us, drift_ppm
@@ -18,7 +18,7 @@ class SimClock:
         return now_us + now_us * self.drift_ppm // 1_000_000 + self.offset_us
 
     def when(self, reads_us: int) -> int:
-        """The time at which this clock will have reached what it then reads."""
+        """The world's time at which this clock first reads at least `reads_us`."""
         at_us = (reads_us - self.offset_us) * 1_000_000 // (1_000_000 + self.drift_ppm)
         while self.read(at_us) < reads_us:
             at_us += 1
@@ -32,6 +32,6 @@ class SimNode:
         self.is_alive = True
         self.is_paused = False
         self.backlog: list[Any] = []  # what came while it was paused
-        self.timer = 0  # which one counts
+        self.timer = 0  # the number of the timer that counts
         self.crash_in: int | None = None  # effects until it crashes
         self.cut_off_until_us = 0  # the driver cannot reach it

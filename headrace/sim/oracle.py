@@ -1,10 +1,10 @@
-"""The reference: a loop over the log. Slow, plain, and so short that it can be seen to be right.
+"""The reference: a loop over the log. It is slow, plain, and so short that one can see that it is right.
 
-State is one dict; a transaction that fails gets the copy back that was made before it. Nothing of `headrace.core`, but
-for the functions of the operator that every app has. With `values` it refuses what cannot be carried, and with limits
-it counts; without, it takes anything. Set `now_us` before a transaction to the time of its epoch; with an `app`
-functions are also found by their names, and `respond(call, name, args)` gives the response to an external call: a
-result, and None or why there is none.
+State is one dict; after a failed transaction the copy from before it is restored. It uses nothing of `headrace.core`
+except the functions of the built-in operator. With `values` it refuses values that cannot be encoded, and with limits
+it counts calls; without them, it accepts anything. Set `now_us` before a transaction to the time of its epoch; with an
+`app`, functions are also found by name, and `respond(call, name, args)` returns the response to an external call: a
+result, and None or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.wire.values import Values
 
 Entity = tuple[str, Any]
 Where = tuple[str, Any]  # function and key of a call
-Hops = tuple[tuple[int, bool], ...]  # how a call came about: the number of each call on the way, and is it one-way?
+Hops = tuple[tuple[int, bool], ...]  # the path to a call: the number of each call on it, and whether it is one-way
 
 
 class Oracle:
@@ -40,7 +40,7 @@ class Oracle:
         respond: Callable[[str, str, tuple[Any, ...]], tuple[Any, str | None]] | None = None,
     ) -> None:
         self.state: dict[Entity, Any] = {}  # values are replaced, never changed
-        self.written: dict[Entity, int] = {}  # when; of operators with a time to live
+        self.written: dict[Entity, int] = {}  # when states with a time to live were written
         self.values, self.calls_max, self.depth_max = values, calls_max, depth_max
         self.app, self.seed, self.respond = app, seed, respond
         self.tid = self.now_us = 0
@@ -48,7 +48,7 @@ class Oracle:
 
     def begin(self, queue: list[tuple[Any, Any, tuple[Any, ...], Hops]]) -> None:
         self.queue = queue
-        self.calls = 0  # those that were awaited, and those in the queue behind the root
+        self.calls = 0  # those that were awaited, and those in the queue after the root
         self.unawaited: dict[OracleCall | OracleExternal, None] = {}
         self.failure: tuple[str, str, str, Any] | None = None  # the first: type, message, function, key
 
@@ -90,7 +90,7 @@ class Oracle:
             raise
 
     def visible(self, now_us: int, app: App) -> dict[Entity, Any]:
-        """The state, without what has expired though nothing has deleted it yet."""
+        """The state, without what has expired but is not deleted yet."""
         lives = {name: operator.ttl_us for name, operator in app.operators.items() if operator.ttl_us is not None}
         return {
             entity: state
@@ -104,7 +104,7 @@ class Oracle:
         return self.values.unseal(self.values.seal(value))
 
     def count(self, where: Where) -> None:
-        """One call more."""
+        """Counts one more call."""
         self.calls += 1
         if self.calls > self.calls_max:
             self.fail(LimitReached(f"more than {self.calls_max} calls in one transaction"), where)
@@ -114,7 +114,7 @@ class Oracle:
 
 
 class OracleCall:
-    """A call that waits to be awaited."""
+    """A call that is not awaited yet."""
 
     words = ("call", "call_async")
 
@@ -155,7 +155,7 @@ class OracleExternal:
         return copied(result)
 
 
-ATOMS = frozenset((int, bool, float, str, bytes, type(None)))  # nobody can change them
+ATOMS = frozenset((int, bool, float, str, bytes, type(None)))  # immutable
 
 
 def copied(value: Any) -> Any:
@@ -165,7 +165,7 @@ def copied(value: Any) -> Any:
 
 
 class Undone(BaseException):
-    """What goes on after a failure is in vain."""
+    """Stops a function after the transaction has failed."""
 
 
 class OracleContext:
@@ -254,7 +254,7 @@ class OracleContext:
 
 
 def path(hops: Hops) -> bytes:
-    """How many one-way calls led here, and one more; then the number of each call on the way, one-way ones marked."""
+    """The number of one-way calls on the path, plus one; then the number of each call on it, one-way ones marked."""
     one_way = sum(is_one_way for _, is_one_way in hops)
     return number(1 + one_way) + b"".join(number(n) + b"\x00" * is_one_way for n, is_one_way in hops)
 
@@ -265,11 +265,11 @@ def number(n: int) -> bytes:
 
 
 def finish(coroutine: Any) -> Any:
-    """Nothing in it ever waits, so one `send` runs it to its end."""
+    """The coroutine never really waits, so one `send` runs it to its end."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value
     except BaseException:
-        return None  # its failure has been noted
+        return None  # the failure is recorded already
     raise AssertionError("a function awaited something else than ctx.call")

@@ -1,4 +1,4 @@
-"""A workload that reaches out of the state: time, chance, timers, schedules, external calls, state that expires."""
+"""A workload that uses more than state: time, randomness, timers, schedules, external calls, state that expires."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGIN_US = 1_000_000  # when a world begins
 
 
 class Outside(Workload):
-    """Each call does one thing with the outside world, and leaves what came of it in its entity's state."""
+    """Each call does one thing with the outside world, and stores the result in its entity's state."""
 
     name = "outside"
 
@@ -48,7 +48,7 @@ class Outside(Workload):
         return [(self.functions["look"], key) for key in self.keys]
 
 
-KINDS: dict[str, tuple[str, ...]] = {  # functions, and what they are given
+KINDS: dict[str, tuple[str, ...]] = {  # functions, and their arguments
     "stamp": (),
     "choose": ("amount",),
     "remind": ("delay", "key", "amount", "fails"),
@@ -98,7 +98,7 @@ def register(app: App) -> dict[str, Any]:
 
     @thing.register
     def choose(ctx: Any, amount: int) -> int:
-        """Which entity is called is drawn."""
+        """Calls an entity that is drawn at random."""
         key: int = ctx.random.randrange(1, 4)
         ctx.call_async(reminded, key, amount, ctx.random.random() < 0.2)
         return key
@@ -111,7 +111,7 @@ def register(app: App) -> dict[str, Any]:
 
     @thing.register
     def forget(ctx: Any) -> int:
-        """Drop all timers and messages that it knows of."""
+        """Cancels all timers and messages that it knows of."""
         known = [each for each in ctx.get([]) if is_id(each)]
         for each in known:
             ctx.cancel(each)

@@ -1,7 +1,7 @@
-"""The parameters of a run, all drawn from one number: which faults there are and how strong, and how small the limits.
+"""The parameters of a run, all drawn from one seed: the kinds and strengths of faults, and how small the limits are.
 
-Each class of faults is there with a probability of about 0.6, so that runs differ in kind: a bug that needs calm in one
-place and trouble in another is not drowned.
+Each class of faults is on with a probability of about 0.6, so that runs differ in kind: a bug that needs one part to be
+quiet and another to fail is still found.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from headrace.config import Config
 from headrace.sim.disk import DiskFaults
 
-PRESENT = 0.6
+FAULT_PROBABILITY = 0.6
 
 STORES = ("files", "files", "files", "objects", "objects", "none")
 WORKLOADS = ("bank", "append", "programs", "programs")
@@ -22,11 +22,11 @@ MODES = ("auto", "auto", "serial", "ordered", "ordered", "ordered")
 
 @dataclasses.dataclass(frozen=True)
 class Faults:
-    """Strengths; 0 where a class is not there."""
+    """Strengths of faults; 0 if a class is off."""
 
     loss: float = 0.0  # of frames, probability
     duplication: float = 0.0
-    tail: float = 0.0  # of frames that take much longer, probability
+    tail: float = 0.0  # probability that a frame takes much longer
     reordering: bool = False
     echoes: int = 0  # old frames that come again, of this term or an older one
     silences: int = 0  # links that hold everything back, then deliver it at once
@@ -34,25 +34,25 @@ class Faults:
     crashes: int = 0
     crash_again: float = 0.0  # probability that a worker crashes while it recovers
     pauses: int = 0  # nodes that stop for a while; those that were replaced meanwhile wake up as zombies
-    false_alarms: int = 0  # workers taken for lost that are well
+    false_alarms: int = 0  # working workers that are reported as lost
     clocks: bool = False  # off by up to 500 ms, and drifting
     client_loss: float = 0.0  # of requests and replies
-    impatience: bool = False  # clients that ask again soon, in other batches
+    impatience: bool = False  # clients that retry soon, in other batches
     rescales: int = 0
     reads: int = 0
     misbehaviour: bool = False  # functions that overrun, do not await, return what cannot be encoded
-    coordinator_crashes: int = 0  # between two effects, or in the middle of an operation of its store
+    coordinator_crashes: int = 0  # between two effects, or in the middle of a store operation
     snapshot_crashes: int = 0  # of a coordinator, soon after it has saved a snapshot
-    coordinator_pauses: int = 0  # somebody takes over meanwhile, and it wakes up as a zombie
-    false_takeovers: int = 0  # somebody takes over while it is well
-    power_losses: int = 0  # all coordinators are gone, and with them what was not synced
-    full_times: int = 0  # no room is left, for a while
-    store_errors: float = 0.0  # of one operation, probability
+    coordinator_pauses: int = 0  # another one takes over meanwhile, and the first wakes up as a zombie
+    false_takeovers: int = 0  # another one takes over while the first works
+    power_losses: int = 0  # all coordinators end, and what was not synced is lost
+    full_times: int = 0  # the store is full for a while
+    store_errors: float = 0.0  # probability per operation
     sync_errors: float = 0.0
     flips: float = 0.0  # of a bit, on a read
     splits: float = 0.0  # writes that others see half done
-    new_limits: bool = False  # who takes over has other limits
-    slow_store: bool = False  # operations that take long; others go on meanwhile
+    new_limits: bool = False  # the next coordinator has other limits
+    slow_store: bool = False  # operations that take long; others run meanwhile
 
     @property
     def of_disk(self) -> DiskFaults:
@@ -65,7 +65,7 @@ class Parameters:
     workload: str = "bank"
     transactions: int = 40
     clients: int = 2
-    workers: int = 2  # with 0 it is an engine by itself
+    workers: int = 2  # 0: an engine without workers
     mode: str = "auto"
     chaos_us: int = 500_000
     delay_us: int = 200
@@ -74,15 +74,15 @@ class Parameters:
     faults: Faults = dataclasses.field(default_factory=Faults)
     tiny: tuple[str, ...] = ()  # the limits that are tiny in this run
     changes: float = 0.0  # probability that an operator logs its changes, drawn for each coordinator
-    only: tuple[int, ...] | None = None  # of the transactions, as they are drawn, only these
+    only: tuple[int, ...] | None = None  # of the drawn transactions, only these
 
     def rng(self, concern: str) -> random.Random:
-        """A generator of its own for each concern: one more draw in one place changes nothing in another."""
+        """A separate generator for each concern: one more draw in one place changes nothing elsewhere."""
         return random.Random(f"headrace {self.seed} {concern}")
 
     def settings(self, rng: random.Random, number: int, is_chaos: bool) -> tuple[Config, int, str]:
-        """With what the coordinator of this number starts: its configuration, workers and mode. Whoever comes later may
-        have others: what the log says does not depend on them."""
+        """The configuration, workers and mode of the coordinator with this number. Later coordinators may have others:
+        what the log says does not depend on them."""
         workers, mode = rng.choice((0, 1, 2, 3, 4)), rng.choice(MODES)
         chance, calls, depth = rng.random(), rng.choice((2, 5, 50)), rng.choice((1, 2, 50))
         if number == 1:
@@ -90,12 +90,12 @@ class Parameters:
         config = self.config
         if self.faults.new_limits and chance < 0.7:
             config = dataclasses.replace(config, calls_max=calls, depth_max=depth)
-        if not workers and self.faults.misbehaviour:  # an engine would never come back from a function that does not
+        if not workers and self.faults.misbehaviour:  # an engine would never return from a function that does not
             workers = 1
         return config, min(workers, 1 if mode == "serial" else config.shards), mode
 
     def described(self) -> dict[str, Any]:
-        """What `headrace sim --seed` prints: only what is not as usual."""
+        """What `headrace sim --seed` prints: of limits and faults, only what is not the default."""
         usual, config = Config(), dataclasses.asdict(self.config)
         faults = {name: value for name, value in dataclasses.asdict(self.faults).items() if value}
         return {
@@ -110,7 +110,7 @@ class Parameters:
         }
 
 
-TINY: dict[str, tuple[int, ...]] = {  # limits, and what they may be where they are tiny
+TINY: dict[str, tuple[int, ...]] = {  # limits, and their tiny values
     "epoch_transactions_max": (1, 2, 5),
     "epochs_in_flight_max": (1, 3),
     "window_frames_max": (1, 2),
@@ -124,25 +124,25 @@ TINY: dict[str, tuple[int, ...]] = {  # limits, and what they may be where they 
 
 
 def draw_store(seed: int) -> tuple[str, bool]:
-    """Its kind, and whether the first to use it is an engine by itself, without workers."""
+    """The kind of store, and whether the first coordinator is an engine without workers."""
     rng = random.Random(f"headrace {seed} store")
     return rng.choice(STORES), rng.random() < 0.15
 
 
 def draw_workload(seed: int, store: str, drawn: str) -> str:
-    """What reaches out of the state needs a log: only there it can be seen what came back."""
+    """The workload. "outside" needs a log: only there the responses from outside can be seen."""
     is_outside = random.Random(f"headrace {seed} outside").random() < 0.2
     return "outside" if is_outside and store != "none" else drawn
 
 
 def draw_transactions(seed: int, workload: str, drawn: int) -> int:
-    """How many: of programs, at times so many that an epoch has hundreds."""
+    """How many transactions; for programs sometimes so many that an epoch has hundreds."""
     rng = random.Random(f"headrace {seed} transactions")
     return rng.randint(150, 600) if workload == "programs" and rng.random() < 0.1 else drawn
 
 
 def draw_durable(seed: int) -> dict[str, Any]:
-    """The faults of the coordinator and its disk, by a generator of their own."""
+    """The faults of the coordinator and its disk, from a separate generator."""
     rng = random.Random(f"headrace {seed} durability")
     strengths: dict[str, Any] = {
         "coordinator_crashes": rng.randint(1, 3),
@@ -157,11 +157,11 @@ def draw_durable(seed: int) -> dict[str, Any]:
         "new_limits": True,
         "slow_store": True,
     }
-    return {name: strength for name, strength in strengths.items() if rng.random() < PRESENT}
+    return {name: strength for name, strength in strengths.items() if rng.random() < FAULT_PROBABILITY}
 
 
 def draw_snapshots(seed: int) -> dict[str, int]:
-    """How often there is one, and how small the segments of the log are."""
+    """How often there is a snapshot, and how small the segments of the log are."""
     rng = random.Random(f"headrace {seed} snapshots")
     return {
         "snapshot_interval_us": rng.choice((1_000, 20_000, 100_000, 10_000_000)),
@@ -171,16 +171,16 @@ def draw_snapshots(seed: int) -> dict[str, int]:
 
 
 def draw_late(seed: int) -> tuple[dict[str, int], int]:
-    """What fired and aborted is dropped an epoch later: in some runs that takes a while, and the coordinator crashes
-    with a snapshot just between the two. Limits, and how many crashes."""
+    """A firing that aborted is dropped an epoch later: in some runs that takes a while, and the coordinator crashes
+    with a snapshot just between the two. Returns limits, and how many crashes."""
     rng = random.Random(f"headrace {seed} late")
     limits = {"epoch_interval_us": rng.choice((5_000, 30_000)), "snapshot_interval_us": 1_000}
     crashes = rng.randint(1, 4)
-    return (limits, crashes) if rng.random() < PRESENT else ({}, 0)
+    return (limits, crashes) if rng.random() < FAULT_PROBABILITY else ({}, 0)
 
 
 def draw_changes(seed: int, store: str) -> float:
-    """How many operators log their changes; where there is nothing to log them to, none can."""
+    """The share of operators that log their changes; without a store none can."""
     drawn = random.Random(f"headrace {seed} changelog").choice((0.0, 0.6, 1.0, 1.0))
     return drawn if store != "none" else 0.0
 
@@ -188,34 +188,34 @@ def draw_changes(seed: int, store: str) -> float:
 def draw(seed: int) -> Parameters:
     rng = random.Random(f"headrace {seed} parameters")
 
-    def there(strength: Any, otherwise: Any = 0) -> Any:
-        """Both are drawn, whether it is there or not: the draws after it stay the same."""
-        return strength if rng.random() < PRESENT else otherwise
+    def maybe(strength: Any, otherwise: Any = 0) -> Any:
+        """`strength` is drawn in any case, so that later draws stay the same."""
+        return strength if rng.random() < FAULT_PROBABILITY else otherwise
 
     faults = Faults(
-        loss=there(rng.uniform(0.0, 0.3), 0.0),
-        duplication=there(rng.uniform(0.0, 0.5), 0.0),
-        tail=there(rng.uniform(0.0, 0.3), 0.0),
-        reordering=there(True, False),
-        echoes=there(rng.randint(1, 20)),
-        silences=there(rng.randint(1, 3)),
-        partitions=there(rng.randint(1, 3)),
-        crashes=there(rng.randint(1, 3)),
-        crash_again=there(rng.uniform(0.0, 0.5), 0.0),
-        pauses=there(rng.randint(1, 3)),
-        false_alarms=there(rng.randint(0, 2)),
-        clocks=there(True, False),
-        client_loss=there(rng.uniform(0.0, 0.3), 0.0),
-        impatience=there(True, False),
-        rescales=there(rng.randint(1, 3)),
-        reads=there(rng.randint(1, 4)),
-        misbehaviour=there(True, False),
+        loss=maybe(rng.uniform(0.0, 0.3), 0.0),
+        duplication=maybe(rng.uniform(0.0, 0.5), 0.0),
+        tail=maybe(rng.uniform(0.0, 0.3), 0.0),
+        reordering=maybe(True, False),
+        echoes=maybe(rng.randint(1, 20)),
+        silences=maybe(rng.randint(1, 3)),
+        partitions=maybe(rng.randint(1, 3)),
+        crashes=maybe(rng.randint(1, 3)),
+        crash_again=maybe(rng.uniform(0.0, 0.5), 0.0),
+        pauses=maybe(rng.randint(1, 3)),
+        false_alarms=maybe(rng.randint(0, 2)),
+        clocks=maybe(True, False),
+        client_loss=maybe(rng.uniform(0.0, 0.3), 0.0),
+        impatience=maybe(True, False),
+        rescales=maybe(rng.randint(1, 3)),
+        reads=maybe(rng.randint(1, 4)),
+        misbehaviour=maybe(True, False),
     )
     store, is_engine = draw_store(seed)
     if store != "none":
         faults = dataclasses.replace(faults, **draw_durable(seed))
     if rng.random() < 0.1:
-        faults = Faults()  # a calm day
+        faults = Faults()  # a run without faults
     limits: dict[str, int] = {
         "epoch_transactions_max": rng.choice((4, 10, 1000)),
         "epoch_interval_us": rng.choice((0, 0, 500, 5_000)),

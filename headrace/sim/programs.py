@@ -1,11 +1,11 @@
 """Random programs: an app whose functions are data. A body is a list of steps, run by a few generic functions; what was
-read decides whom a function calls, whether it aborts, and what it writes.
+read decides which function is called, whether it aborts, and what it writes.
 
 A program has a shape, drawn first: how many entities there are, how deep and wide its calls go, how many of them are
 awaited, how often it aborts, how few its values are. So programs differ in kind, and not only in detail. This is the
-one generator: `sim/cases.py` runs programs on workers in every order, `sim/run.py` beside faults, property tests by
-themselves. (What reaches out of the state, such as timers and external calls, has programs of its own in
-`sim/outside.py` and `tests/core/outside_programs.py`: small ones, whose order in time is what matters.)
+only generator: `sim/cases.py` runs programs on workers in every order, `sim/run.py` runs them under faults, property
+tests run them alone. (Timers, external calls and the like have their own programs in `sim/outside.py` and
+`tests/core/outside_programs.py`: small ones, where the order in time matters.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.sim.workload import Hooks, Workload
 
 
 class AppError(Exception):
-    """An ordinary exception of the app's own."""
+    """An ordinary exception of the app."""
 
 
 class StopRaised(Exception):
@@ -34,8 +34,8 @@ class StopRaised(Exception):
 
 RAISED: tuple[type[BaseException], ...] = (Abort, AppError, ValueError, KeyError, SystemExit, StopRaised)
 KEYS: tuple[Any, ...] = (*"abcdefgh1", *range(0, 64, 3), b"a", b"1", *(f"key {n}" for n in range(9)))
-TWINS: tuple[Any, ...] = (1, True, 1.0, 0, False, 0.0, -0.0)  # equal in Python, and yet not the same
-FEW: tuple[Any, ...] = (0, 1, 2)  # so few that equal ones meet
+TWINS: tuple[Any, ...] = (1, True, 1.0, 0, False, 0.0, -0.0)  # equal in Python, but not the same
+FEW: tuple[Any, ...] = (0, 1, 2)  # so few that equal values meet
 NAN = float("nan")
 SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, -1, 1 << 40, 0.0, -0.0, 1.0, NAN, "", "a", "é", b"", b"a")
 VALUES = {"any": SCALARS, "twins": TWINS, "few": FEW}
@@ -54,7 +54,7 @@ PLAIN_STEPS = (
 BLIND_STEPS = ("put", "put", "put", "put what was read", "put what was read", "merge", "merge", "merge", "delete")
 TWIN_STEPS = ("get", "put", "put", "return the state")
 ODD_STEPS = ("spin", "dawdle", "forget", "return a set", "put a set")
-WRONG_STEPS = ODD_STEPS[2:]  # that end
+WRONG_STEPS = ODD_STEPS[2:]  # those that end
 SELF = "the entity that calls"
 GIVEN = "the entity that it was told"
 BARE = 6  # the form of a function without arguments
@@ -62,34 +62,34 @@ NO_STATE = ...  # stays itself when it is copied
 
 Step = tuple[Any, ...]
 Body = list[Step]
-Root = tuple[int, int, Any, tuple[int, int, int]]  # operator, form and key; body, what it has in mind, and fuel
+Root = tuple[int, int, Any, tuple[int, int, int]]  # operator, form and key; body, accumulator, and fuel
 
 
 class ProgramShape(msgspec.Struct, frozen=True):
-    """What kind of program it is. The defaults are those of a quiet one."""
+    """The kind of a program. The defaults are those of a quiet one."""
 
     keys: int = 5
     values: str = "any"
-    modulus: int = 0  # what a function has in mind is taken modulo this: then different reads may come to the same
+    modulus: int = 0  # of a function's accumulator: with it, different reads may have the same effect
     bodies: int = 2
     depth: int = 2  # of calls
     calls: float = 1.0  # that a body makes, on average
-    steps: int = 3  # beside them, at most
-    reads: float = 0.5  # probability that a body begins with a look at the state
-    targets: int = 2  # what was read decides between so many, at most
-    wavering: float = 0.2  # of these are of another kind than the others: one-way, awaited, or not made at all
-    awaited: float = 0.5  # of the calls
+    steps: int = 3  # besides the calls, at most
+    reads: float = 0.5  # probability that a body begins with a read of the state
+    targets: int = 2  # how many targets a read decides between, at most
+    wavering: float = 0.2  # share of targets of another kind: one-way, awaited, or not called at all
+    awaited: float = 0.5  # share of the calls
     aborts: float = 0.2  # probability that a body may abort
-    skew: float = 0.0  # of the calls go to the first key
-    relays: float = 0.2  # of the calls follow from the caller's arguments, and can be predicted
-    odd: tuple[str, ...] = ()  # steps that a sane function does not have
+    skew: float = 0.0  # share of the calls that go to the first key
+    relays: float = 0.2  # share of the calls that follow from the caller's arguments, and can be predicted
+    odd: tuple[str, ...] = ()  # steps that a normal function does not have
     is_blind: bool = False  # most writes do not depend on the state that they replace
     kind: str = "mixed"  # or "tangled", or "relayed"
-    is_uniform: bool = False  # all roots are of one function
+    is_uniform: bool = False  # all roots call one function
 
 
 def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 120) -> ProgramShape:
-    """Of a program whose transactions make about `size_max` calls, at most."""
+    """Draws the shape of a program whose transactions make at most about `size_max` calls."""
     depth = rng.choice((0, 1, 1, 2, 2, 3, 3, 4, 5))
     size = min(rng.choice((2, 2, 3, 3, 3, 5, 5, 8, 12, 20, 40, 120)), size_max)
     shape = ProgramShape(
@@ -115,8 +115,8 @@ def draw_shape(rng: random.Random, odd: tuple[str, ...] = (), size_max: int = 12
 
 
 def tangled(rng: random.Random, shape: ProgramShape) -> ProgramShape:
-    """Narrow trees of awaited calls that go elsewhere whenever something else is read: many calls are not made after
-    all, and few transactions are held."""
+    """Narrow trees of awaited calls whose targets depend on what was read: many calls are not made after all, and few
+    transactions are held."""
     return msgspec.structs.replace(
         shape,
         keys=rng.choice((4, 8, 16, 40)),
@@ -136,7 +136,7 @@ def tangled(rng: random.Random, shape: ProgramShape) -> ProgramShape:
 
 
 def relayed(rng: random.Random, shape: ProgramShape) -> ProgramShape:
-    """Calls that follow from arguments, almost: they are predicted, and now and then something else is made."""
+    """Calls that mostly follow from arguments: they are predicted, and now and then the prediction is wrong."""
     return msgspec.structs.replace(
         shape,
         keys=rng.choice((4, 8, 16, 40)),
@@ -170,7 +170,7 @@ def draw_body(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> Body:
         body[at:at] = [("get", 0)] * (rng.random() < 0.7) + [("raise", rng.randint(2, 9))]
     if shape.odd and rng.random() < 0.3:
         body.insert(rng.randint(0, len(body)), (rng.choice(shape.odd), rng.randint(2, 5)))
-    if shape.is_blind and rng.random() < 0.4:  # so that a put meets what it puts, and does not know it
+    if shape.is_blind and rng.random() < 0.4:  # so that a put writes the value that is there already, unknowingly
         body = [("merge", rng.randint(0, 2)), *body, ("put", rng.choice(FEW)), ("end",)]
     if rng.random() < shape.reads:
         body.insert(0, ("get", 0))
@@ -217,7 +217,7 @@ def draw_root(rng: random.Random, shape: ProgramShape, keys: list[Any]) -> Root:
 
 
 def draw_form(rng: random.Random, shape: ProgramShape) -> int:
-    """Of a function: only coroutines can await, and few take a value that is encoded, or one that has twins."""
+    """Draws the form of a function: only coroutines can await; a few take an encoded value, or one that has twins."""
     is_wide = rng.random() < 0.2
     is_async = rng.random() < max(shape.awaited, 0.5)
     return 4 + is_async if shape.values == "twins" and rng.random() < 0.5 else is_wide + 2 * is_async
@@ -259,7 +259,7 @@ def concatenate(state: Any, delta: Any) -> Any:
 def add_or_refuse(state: Any, delta: Any) -> Any:
     if type(state) is not int or type(delta) is not int:
         raise AppError(f"cannot add {delta!r} to {state!r}")
-    return (state + delta) % 4  # few, so that equal ones meet
+    return (state + delta) % 4  # few values, so that equal ones meet
 
 
 def mix(acc: int, value: Any) -> int:
@@ -274,8 +274,8 @@ class Interpreter:
         self.bodies: list[Body] = []
         self.keys: list[Any] = []
         self.modulus = 0
-        self.runs = 0  # bodies that were started, by whomever
-        self.seen: Counter[str] | None = None  # what they did, if somebody wants to know
+        self.runs = 0  # how many bodies were started, by the reference or by workers
+        self.seen: Counter[str] | None = None  # what they did; None: not counted
         operators = (
             self.app.operator("plain"),
             self.app.operator("lists", combine=concatenate),
@@ -300,7 +300,7 @@ class Interpreter:
 
         def twin(ctx: Any, body, acc, fuel, like) -> Any:  # type: ignore[no-untyped-def]
             result = drive_plain(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
-            return result if fuel else ctx.put(like)  # which of the twins it was, shows
+            return result if fuel else ctx.put(like)  # shows which of the twins it was
 
         async def twin_async(ctx: Any, body, acc, fuel, like) -> Any:  # type: ignore[no-untyped-def]
             result = await drive_async(ctx, steps(ctx, combines, body, mix(acc, like), fuel, acc, like))
@@ -315,7 +315,7 @@ class Interpreter:
         return tuple(map(operator.register, (narrow, wide, narrow_async, wide_async, twin, twin_async, bare)))
 
     def load(self, bodies: list[Body], keys: list[Any], modulus: int = 0) -> None:
-        """From now on the functions run these bodies."""
+        """Makes the functions run these bodies from now on."""
         self.bodies, self.keys, self.modulus = bodies, keys, modulus
 
     def call(self, root: Root) -> tuple[Any, ...]:
@@ -330,8 +330,8 @@ class Interpreter:
     def steps(
         self, ctx: Any, combines: bool, body: int, acc: int, fuel: int, given_acc: int | None = None, like: Any = None
     ) -> Generator[Any, Any, Any]:
-        """Run a body; yields the calls it wants to make, and is sent their results. What it relays follows from what it
-        was given: of a value that has twins, one that equals it."""
+        """Runs a body; yields the calls it makes, and receives their results. What it relays follows from its
+        arguments: for a value with twins, one that equals it."""
         self.runs += 1
         mix, given_acc = self.mix, acc if given_acc is None else given_acc
         for kind, *given in self.bodies[body]:
@@ -377,7 +377,7 @@ class Interpreter:
                 ctx.put({acc})
             elif kind == "return a set" and acc % given[0] == 0:
                 return {acc}
-            elif kind == "end":  # without a look at the state: so merges alone do not depend on it
+            elif kind == "end":  # without reading the state: so merges alone do not depend on it
                 return acc
             elif kind == "return the state":
                 return ctx.get("nothing")
@@ -386,7 +386,7 @@ class Interpreter:
         return acc, ctx.get("nothing")
 
     def note(self, ctx: Any, kind: str, given: list[Any], acc: int, fuel: int) -> None:
-        """What the reference is about to do: a narrow generator would show here."""
+        """Counts what the reference is about to do: a generator that is too narrow would show here."""
         assert self.seen is not None
         if kind in ("call", "relay"):
             if not fuel:
@@ -447,7 +447,7 @@ async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
         else:
             try:
                 answer = await ctx.call(function, key, *args)
-            except BaseException:  # what another function raised cannot be caught: all this comes to nothing
+            except BaseException:  # an exception of another function cannot be caught: this is undone
                 with contextlib.suppress(BaseException):
                     ctx.put("caught")
                     ctx.call_async(function, key, *args)
@@ -457,7 +457,7 @@ async def drive_async(ctx: Any, running: Generator[Any, Any, Any]) -> Any:
 
 
 def arguments(function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The wide forms take a value more, which is encoded; those with twins one that equals others."""
+    """The wide forms take one more value, which is encoded; the twin forms take one that equals others."""
     if function.name.startswith("wide"):
         return (*args, [args[0], (args[1],)])
     return (*args, TWINS[args[1] % 7]) if function.name.startswith("twin") and len(args) == 3 else args

@@ -1,7 +1,7 @@
-"""The archive: all that the log has ever promised, kept outside of the world, also when the log has retired it.
+"""The archive: every record that the log has ever promised, kept outside of the world, even after the log retired it.
 
-A record is promised when a coordinator is told that it is durable, or has read it when it took over: in both cases
-answers may follow from it. Whatever happens to disks and coordinators, it is in the log from then on.
+A record is promised when a coordinator learns that it is durable, or reads it at a take-over: in both cases answers may
+depend on it. Whatever happens to disks and coordinators, it must be in the log from then on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 class Promised(NamedTuple):
     data: bytes
-    term: int  # of the first one to whom it was
+    term: int  # of the first coordinator it was promised to
 
 
 class LogRow(NamedTuple):
@@ -38,7 +38,7 @@ class LogRow(NamedTuple):
     epoch: Epoch
     row: int
     limits: dict[str, int]
-    is_own: bool  # nobody outside asked for it
+    is_own: bool  # made by Headrace itself, not requested from outside
 
 
 class Logbook(NamedTuple):
@@ -61,7 +61,7 @@ class Archive:
         self.changes: dict[int, EpochChanges] = {}  # by epoch
         self.changes_seen = 0  # the number of the changelog's last record
 
-    # --- while it goes on ---
+    # --- during the run ---
 
     def promise(self, process: CoordinatorProcess, number: int, data: bytes) -> None:
         known = self.records.get(number)
@@ -85,7 +85,7 @@ class Archive:
             self.decrees.update(header.failures)
 
     def take_over(self, process: CoordinatorProcess, opened_store: OpenedStore) -> None:
-        """A coordinator has read the log. It may not have read less than what was promised in earlier terms."""
+        """A coordinator has read the log. It must have read everything that was promised in earlier terms."""
         term = opened_store.log.term
         self.terms[term] += 1
         if self.terms[term] > 1:
@@ -95,7 +95,7 @@ class Archive:
                 found = {record.number: record for record in opened_store.log.read(opened_store.log.first)}
         except StoreError:
             if not any(each.term > term for each in self.records.values()):
-                raise  # else a newer one has retired what this one has found
+                raise  # else a newer coordinator has retired what this one found
             return
         self._compare(f"{process.node.name} of term {term}", found, opened_store.log.first, term)
         terms = [record.term for record in found.values()]
@@ -110,7 +110,7 @@ class Archive:
                 self.world.violate(f"{who} does not find record {number}, which was promised in term {of_term}")
 
     def answer(self, process: CoordinatorProcess, answers: Answers) -> None:
-        """Answers leave: all that decides them must be durable."""
+        """Answers are sent: everything that decides them must be durable."""
         who = process.node.name
         for epoch in dict.fromkeys(answers.epochs):
             if epoch is not None and epoch not in self.epochs:
@@ -124,12 +124,12 @@ class Archive:
                 self.world.violate(f"{who} answers TID {answers.tids[at]}, of which the durable log has no decree")
 
     def perform(self, process: CoordinatorProcess, call: str) -> None:
-        """The outside world is asked: that is to be durable before, as an intent or as a message of an epoch."""
+        """An external call is made: it must be durable before, as an intent or as a message of an epoch."""
         if call not in self.intents and int(call.partition("-")[0]) > self.last_tid:
             self.world.violate(f"{process.node.name} makes external call {call}, which is not in the durable log")
 
     def check_worst_power_loss(self) -> None:
-        """If power were lost now, and all that can be lost with it: would all that was promised be left?"""
+        """Checks that every promised record would survive if power were lost now, with all that can be lost."""
         self.world.probe("worst loss of power imagined")
         store = SimStore(self.world.disk.after_worst_power_loss(), "what is left")
         try:
@@ -142,7 +142,7 @@ class Archive:
             self.world.violate("if power were lost now, nothing would be left of the log")
 
     def saved(self, process: CoordinatorProcess, epoch: int) -> None:
-        """A snapshot was saved: it is loaded again, to be compared with the reference when the run is over."""
+        """A snapshot was saved: it is loaded again, to compare it with the reference after the run."""
         if epoch in self.snapshots or self.world.disk_times.random() > 0.5:
             return
         with self.world.disk.without_faults():
@@ -151,7 +151,7 @@ class Archive:
             self.snapshots[epoch] = loaded.tables
 
     def changed(self, process: CoordinatorProcess) -> None:
-        """Changes are kept: read again, by somebody who only looks."""
+        """Changes were written: they are read again, by a reader."""
         try:
             with self.world.disk.without_faults():
                 store = SimStore(self.world.disk, "onlooker")
@@ -168,10 +168,10 @@ class Archive:
             self.changes[each.epoch] = each
             self.world.probe("changes kept" if each.epoch >= each.begin else "changelogs begun")
 
-    # --- when it is over ---
+    # --- after the run ---
 
     def read(self, program: Program) -> Logbook:
-        """All that decides results, in the order of the log."""
+        """Everything that decides results, in the order of the log."""
         records, batches, book = Records(program), dict[int, Batch](), Logbook([], {}, {})
         numbers = sorted(self.records)
         if numbers != list(range(1, len(numbers) + 1)):

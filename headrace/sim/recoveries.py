@@ -1,14 +1,13 @@
-"""Exhaustive crash points of a coordinator: small scenarios over a store, and a blow at each point of them.
+"""Exhaustive crash points of a coordinator: small scenarios over a store, with a fault at each point of them.
 
-The points are the coordinators' effects and the operations of their stores, in all starts and recoveries of the run.
-What happens there:
+The points are the coordinators' effects and store operations, in all starts and recoveries of the run. The faults:
 
     effect    the process is killed before this effect
     kill      it is killed before this operation; what it has written is in the page cache
     middle    it is killed in the middle of this write, and power is lost
     power     power is lost before this operation, and with it all that was not synced
-    pause     it stops before this operation, a successor takes over and serves, and then it goes on
-    race      like that, but the successor stops, too, in the middle of its start, and a third one takes over
+    pause     it stops before this operation, a successor takes over and serves, and then it continues
+    race      like pause, but the successor stops too, in the middle of its start, and a third one takes over
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ WAYS = ("effect", "kill", "middle", "power", "pause", "race")
 
 
 @dataclasses.dataclass(frozen=True)
-class Recovery:
+class RecoveryScenario:
     name: str
     script: Callable[[Any], list[Batches]] = transfers
     workload: str = "bank"
@@ -41,11 +40,11 @@ class Recovery:
     faults: Faults = dataclasses.field(default_factory=Faults)
     besides: Callable[[World], None] = lambda world: None  # what else happens
     is_source: bool | None = False
-    chaos_us: int = 60_000  # points are counted as long
+    chaos_us: int = 60_000  # for how long points are counted
     pause_us: int = 60_000
     crash_first: int | None = None  # an operation before which it is killed anyway
     ways: tuple[str, ...] = ("effect", "kill", "middle", "power", "pause")
-    changes: float = 0.0  # how many operators log their changes, drawn at each start
+    changes: float = 0.0  # the share of operators that log their changes, drawn at each start
 
     def parameters(self) -> Parameters:
         limits = {"resend_us": 20_000, "wall_limit_us": 30_000, "silence_us_max": 50_000, **self.limits}
@@ -63,18 +62,18 @@ class Recovery:
         )
 
     def run(self, way: str = "", point: int = 0) -> tuple[RunReport, dict[str, int]]:
-        """Run it, with something that happens at one point; and how many points of each kind a run has."""
+        """Runs it, with a fault at one point. Also returns how many points of each kind the run has."""
         run = Simulation(self.parameters(), script=self.script, is_source=self.is_source)
-        points = Points(self, run.world, way, point)
+        points = CrashPoints(self, run.world, way, point)
         self.besides(run.world)
         report = run.report()
         return report, points.counts
 
 
-class Points:
-    """Counts the points of a run, and strikes at one of them."""
+class CrashPoints:
+    """Counts the points of a run, and causes the fault at one of them."""
 
-    def __init__(self, recovery: Recovery, world: World, way: str, point: int) -> None:
+    def __init__(self, recovery: RecoveryScenario, world: World, way: str, point: int) -> None:
         self.recovery, self.world, self.way, self.point = recovery, world, way, point
         self.counts = {"effects": 0, "operations": 0, "writes": 0}
         self.victim: CoordinatorProcess | None = None
@@ -133,8 +132,8 @@ class Points:
             self.world.lose_power()
 
 
-def strike_everywhere(recovery: Recovery, stride: int = 1) -> Iterator[tuple[str, int, RunReport]]:
-    """The report of the run that is struck at each point, in each way."""
+def strike_everywhere(recovery: RecoveryScenario, stride: int = 1) -> Iterator[tuple[str, int, RunReport]]:
+    """Yields the report of a run for each kind of fault and each point."""
     report, counts = recovery.run()
     yield "", 0, report
     kinds = {"effect": "effects", "middle": "writes"}
@@ -154,7 +153,7 @@ def loads(workload: Any) -> list[Batches]:
 
 
 def reminders(workload: Any) -> list[Batches]:
-    """Timers that fire, abort and are cancelled; state that expires; messages and what comes back."""
+    """Timers that fire, abort and are cancelled; state that expires; messages and their responses."""
     f = workload.functions
     workload.keys = ["a", 1]
     return [
@@ -175,27 +174,37 @@ FEW = ("kill", "power", "pause")
 SMALL = {"epoch_transactions_max": 2, "segment_bytes_max": 1}
 
 RECOVERIES = (
-    Recovery("an engine by itself", workers=0, limits=OFTEN),
-    Recovery("an engine by itself, over objects", workers=0, store="objects", limits=OFTEN | SMALL),
-    Recovery("two workers", limits={"epoch_transactions_max": 2}),
-    Recovery("one transaction at a time", one_by_one, limits={"epoch_transactions_max": 1, "epochs_in_flight_max": 1}),
-    Recovery("a snapshot after every epoch, segments of one record", limits=OFTEN | SMALL),
-    Recovery("a snapshot after every epoch, over objects", aborts, store="objects", limits=OFTEN | SMALL),
-    Recovery("batches of queries that span epochs", loads, workers=0, is_source=True, limits=SMALL),
-    Recovery("batches of queries and snapshots", loads, is_source=True, limits=OFTEN | SMALL, ways=FEW),
-    Recovery("aborts under other limits than the next one's", transfers, faults=Faults(new_limits=True)),
-    Recovery("killed while it recovers", aborts, workers=0, limits=OFTEN, crash_first=40, ways=("kill", "power")),
-    Recovery("killed while it begins", aborts, workers=0, crash_first=9, ways=("kill", "power")),
-    Recovery("more workers, then fewer", one_by_one, limits=OFTEN, besides=rescale_twice, ways=("effect", "kill")),
-    Recovery("lists, histories judged from outside", appends, workload="append", limits=OFTEN, ways=("pause", "race")),
-    Recovery("timers and messages", reminders, workload="outside", workers=0, limits=OFTEN, ways=FEW),
-    Recovery("timers and messages, over objects", reminders, workload="outside", store="objects", limits=SMALL),
-    Recovery("external calls", purchases, workload="outside", workers=0, limits=OFTEN, chaos_us=150_000),
-    Recovery("external calls of two workers", purchases, workload="outside", limits=OFTEN, chaos_us=150_000, ways=FEW),
-    Recovery("changes are logged", aborts, limits=OFTEN | SMALL, changes=1.0, ways=FEW),
-    Recovery("changes are logged, now and then", transfers, workers=0, limits=OFTEN, changes=0.6),
-    Recovery("three coordinators at once", aborts, workers=0, limits=OFTEN | SMALL, ways=("race",)),
-    Recovery(
+    RecoveryScenario("an engine by itself", workers=0, limits=OFTEN),
+    RecoveryScenario("an engine by itself, over objects", workers=0, store="objects", limits=OFTEN | SMALL),
+    RecoveryScenario("two workers", limits={"epoch_transactions_max": 2}),
+    RecoveryScenario(
+        "one transaction at a time", one_by_one, limits={"epoch_transactions_max": 1, "epochs_in_flight_max": 1}
+    ),
+    RecoveryScenario("a snapshot after every epoch, segments of one record", limits=OFTEN | SMALL),
+    RecoveryScenario("a snapshot after every epoch, over objects", aborts, store="objects", limits=OFTEN | SMALL),
+    RecoveryScenario("batches of queries that span epochs", loads, workers=0, is_source=True, limits=SMALL),
+    RecoveryScenario("batches of queries and snapshots", loads, is_source=True, limits=OFTEN | SMALL, ways=FEW),
+    RecoveryScenario("aborts under other limits than the next one's", transfers, faults=Faults(new_limits=True)),
+    RecoveryScenario(
+        "killed while it recovers", aborts, workers=0, limits=OFTEN, crash_first=40, ways=("kill", "power")
+    ),
+    RecoveryScenario("killed while it begins", aborts, workers=0, crash_first=9, ways=("kill", "power")),
+    RecoveryScenario(
+        "more workers, then fewer", one_by_one, limits=OFTEN, besides=rescale_twice, ways=("effect", "kill")
+    ),
+    RecoveryScenario(
+        "lists, histories judged from outside", appends, workload="append", limits=OFTEN, ways=("pause", "race")
+    ),
+    RecoveryScenario("timers and messages", reminders, workload="outside", workers=0, limits=OFTEN, ways=FEW),
+    RecoveryScenario("timers and messages, over objects", reminders, workload="outside", store="objects", limits=SMALL),
+    RecoveryScenario("external calls", purchases, workload="outside", workers=0, limits=OFTEN, chaos_us=150_000),
+    RecoveryScenario(
+        "external calls of two workers", purchases, workload="outside", limits=OFTEN, chaos_us=150_000, ways=FEW
+    ),
+    RecoveryScenario("changes are logged", aborts, limits=OFTEN | SMALL, changes=1.0, ways=FEW),
+    RecoveryScenario("changes are logged, now and then", transfers, workers=0, limits=OFTEN, changes=0.6),
+    RecoveryScenario("three coordinators at once", aborts, workers=0, limits=OFTEN | SMALL, ways=("race",)),
+    RecoveryScenario(
         "three coordinators at once, over objects", aborts, workers=0, store="objects", limits=OFTEN, ways=("race",)
     ),
 )

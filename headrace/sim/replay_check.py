@@ -1,6 +1,6 @@
-"""The whole log once more, from its first record, by an engine of its own under other limits: the same state again.
+"""Replays the whole log from its first record, in a new engine with other limits: the state must be the same.
 
-A recovery begins with a snapshot, which may hide that the log lacks something. Here nothing is hidden.
+A recovery begins with a snapshot, which may hide that the log lacks something. This replay hides nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.model.app import App
 from headrace.sim.check import ReferenceState, canonical
 from headrace.sim.promises import Promised
 
-LIMITS = {"calls_max": 3, "depth_max": 1}  # today's: those of the log are to be used
+LIMITS = {"calls_max": 3, "depth_max": 1}  # of the engine: it must use those in the log instead
 
 
 def check_replay(app: App, config: Config, seed: int, records: dict[int, Promised], last: ReferenceState) -> list[str]:

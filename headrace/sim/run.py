@@ -1,4 +1,4 @@
-"""One run from one number: chaos, then heal and answer everything in bounded virtual time, then check."""
+"""One run from one seed: a time of faults, then recovery with all answers in bounded virtual time, then checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headrace.sim.workload import Call, Workload
 from headrace.sim.workloads import WORKLOADS
 from headrace.sim.world import CoreFailed, World
 
-PROBES = (  # what some runs must have seen, or the others prove little
+PROBES = (  # what some runs must have seen, else the runs prove little
     "aborted",
     "gathered",
     "asked a coordinator that was superseded",
@@ -56,21 +56,21 @@ PROBES = (  # what some runs must have seen, or the others prove little
     "worst loss of power imagined",
     "zombies spoke",
 )
-METRICS = {  # those that the coordinator counts
+METRICS = {  # probes that the coordinator counts
     "gathered": "gathered",
     "lone transactions": "lone",
     "predicted": "predicted",
     "recoveries": "recoveries",
     "repaired": "repairs",
 }
-PATIENCE_US = 60_000_000  # of virtual time, once everything is well
+PATIENCE_US = 60_000_000  # of virtual time, once there are no more faults
 
 
 Batches = list[list[Call]]
 
 
 class RunReport(msgspec.Struct):
-    """What came of a run."""
+    """The result of a run."""
 
     seed: int
     parameters: dict[str, Any]
@@ -106,7 +106,8 @@ class Simulation:
         script: Callable[[Workload], list[Batches]] | None = None,
         is_source: bool | None = None,
     ) -> None:
-        """`script` says what each client asks for, `is_source` whether as a streaming query; if not, that is drawn."""
+        """`script` gives each client's requests, `is_source` whether it is a streaming query; by default both are
+        drawn."""
         rng = parameters.rng("workload")
         self.parameters = parameters
         self.workload = WORKLOADS[parameters.workload](rng, parameters.faults.misbehaviour)
@@ -167,12 +168,12 @@ class Simulation:
             self.check()
 
     def _read_state_and_rest(self) -> None:
-        """All state is read, and then nothing happens any more."""
+        """Reads all state, and waits until nothing happens any more."""
         world = self.world
         state_read: StateRead | None = None
         while not world.violations and (
             state_read is None or not state_read.found
-        ):  # who is asked may still be superseded
+        ):  # the coordinator that is asked may still be superseded
             self._within_patience(
                 lambda: world.process is not None and world.process.is_alive, "no coordinator is running"
             )
@@ -185,7 +186,7 @@ class Simulation:
             world.violations += check_rest(world.coordinator.core.backend, workers)
 
     def _restart(self) -> None:
-        """Power is lost. Whoever starts next knows all that was answered, and answers the same."""
+        """Loses power. The next coordinator must know all answers, and give the same ones again."""
         world = self.world
         last = world.processes[-1]
         world.lose_power()

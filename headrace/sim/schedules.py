@@ -1,7 +1,7 @@
-"""Orders in which a fleet's links deliver and its nodes go on: even ones, and such that no network would have for long.
+"""Orders in which a fleet's links deliver and its nodes run: fair ones, and ones that no network would have for long.
 
-A schedule is asked again and again which of those that are ready is next: a link, (from, to), or the number of a node
-that has work to do.
+A schedule is called again and again to choose the next one of those that are ready: a link, (from, to), or the number
+of a node that has work to do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def at_random(rng: random.Random) -> Schedule:
 
 
 def in_turn(rng: random.Random) -> Schedule:
-    """Round and round."""
+    """Round robin."""
     last: dict[Ready, int] = {}
     count = 0
 
@@ -34,7 +34,7 @@ def in_turn(rng: random.Random) -> Schedule:
 
 
 def sticky(rng: random.Random) -> Schedule:
-    """One as long as there is anything, or nearly."""
+    """Stays with one as long as it is ready, or nearly so."""
     chosen: list[Ready] = [None]
     leaves = rng.choice((0.0, 0.02, 0.1))
 
@@ -47,7 +47,7 @@ def sticky(rng: random.Random) -> Schedule:
 
 
 def newest(rng: random.Random) -> Schedule:
-    """Who has become ready last."""
+    """The one that became ready last."""
     since: dict[Ready, int] = {}
     count = 0
 
@@ -92,7 +92,7 @@ def weighted(rng: random.Random) -> Schedule:
 
 
 def ranked(rng: random.Random) -> Schedule:
-    """One worker is far away: what it says comes last, or what it is told."""
+    """One worker is far away: what it sends, or what is sent to it, comes last or first."""
     end, worst, is_last = rng.randrange(2), rng.randint(0, 4), rng.random() < 0.7
 
     def choose(ready: list[Ready]) -> Ready:
@@ -104,7 +104,7 @@ def ranked(rng: random.Random) -> Schedule:
 
 
 def messages_first(rng: random.Random) -> Schedule:
-    """Nobody works while anything is under way."""
+    """No node works while a message is pending."""
 
     def choose(ready: list[Ready]) -> Ready:
         return rng.choice([each for each in ready if isinstance(each, tuple)] or ready)
@@ -113,7 +113,7 @@ def messages_first(rng: random.Random) -> Schedule:
 
 
 def work_first(rng: random.Random) -> Schedule:
-    """Nothing arrives while anybody has work."""
+    """No message arrives while a node has work."""
 
     def choose(ready: list[Ready]) -> Ready:
         return rng.choice([each for each in ready if not isinstance(each, tuple)] or ready)

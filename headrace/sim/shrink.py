@@ -17,7 +17,7 @@ Seen = TypeVar("Seen")
 
 
 def shrink(parameters: Parameters, attempts_max: int = ATTEMPTS_MAX) -> tuple[Parameters, RunReport]:
-    """The smallest that was found, and what came of it. It fails in the same way: with the same first words."""
+    """The smallest failing run that was found, and its report. Its first violation begins with the same words."""
     return smallest(parameters, run, candidates, kind_of, attempts_max)
 
 
@@ -28,7 +28,8 @@ def smallest(
     kind_of: Callable[[Seen], str],
     attempts_max: int,
 ) -> tuple[Tried, Seen]:
-    """The smallest of the candidates, and theirs, that fails in the same way; its kind is "" if it does not fail."""
+    """The smallest of the candidates, and of their candidates, that fails in the same way. `kind_of` returns "" for one
+    that does not fail."""
     seen = look(tried)
     kind, attempts = kind_of(seen), 0
     is_smaller = bool(kind)

@@ -1,7 +1,7 @@
-"""What happens later, judged by the log: a timer fires once, a schedule once for each moment at which it was due.
+"""Checks timers and schedules by the log: a timer fires once, a schedule once for each time at which it was due.
 
-Also if the firing aborts, and whoever the coordinator was: what the log has seen is not tried again. Of the moments
-that were missed the last one counts, and none is left out for good.
+This holds also if the firing aborts, and across coordinators: what is in the log is not tried again. Of several missed
+times only the last one fires, and that one always does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEVER_US = 1 << 60
 
 
 class Ending(Interval):
-    """Every so often, up to some time: a world in which a schedule goes on for ever never comes to rest."""
+    """An interval that ends at some time: with a schedule that never ends the world would never come to rest."""
 
     def __init__(self, every_us: int, last_us: int) -> None:
         super().__init__(every_us)
@@ -36,7 +36,7 @@ class Ending(Interval):
 
 
 class Fired(NamedTuple):
-    """The last row of a timer or a schedule."""
+    """The last logged row of a timer or a schedule."""
 
     tid: int
     function: Function
@@ -45,7 +45,7 @@ class Fired(NamedTuple):
 
 
 class TimerCheck:
-    """Hears of each transaction in the order of the log."""
+    """Checks each transaction, in the order of the log."""
 
     def __init__(self, schedules: Iterable[Schedule]) -> None:
         self.schedules = {schedule.key: schedule for schedule in schedules}
@@ -55,7 +55,7 @@ class TimerCheck:
         self.probes: Counter[str] = Counter()
 
     def hear(self, row: HistoryRow, now_us: int, before: dict[Entity, Any], has_aborted: bool) -> None:
-        """`before` is the state that the transaction found."""
+        """`before` is the state before the transaction."""
         epoch, tid = row.epoch or 0, row.tid or 0
         if epoch > self.epoch:
             self.epoch, self.since_us, self.now_us = epoch, self.now_us, now_us
@@ -96,7 +96,7 @@ class TimerCheck:
         return None
 
     def end(self, state: dict[Entity, Any]) -> list[str]:
-        """All that is wrong, once nothing happens any more: nothing waits, and nothing was left out."""
+        """All that is wrong, at the end of the run: nothing may wait, and nothing may have been left out."""
         for (name, key), found in state.items():
             if name == BUILT_IN.name and key not in self.schedules:
                 self.wrong.append(f"{key} was never due: {found!r}")

@@ -1,4 +1,4 @@
-"""What the clients ask for: an app, a stream of calls, and what must hold of the replies beside the oracle's word."""
+"""A workload: an app, a stream of calls, and what must hold for the replies besides matching the oracle."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Call = tuple[Any, ...]  # (function, key, *args)
 
 
 class Spin(BaseException):
-    """Stands for a function that never ends: whoever runs it hears nothing of it any more."""
+    """Stands for a function that never returns."""
 
 
 class Hooks:
-    """By which a function tells the world that it overruns."""
+    """How a function tells the world that it overruns."""
 
     def __init__(self) -> None:
-        self.worker: Any = None  # the one that steps now; None while the oracle or an engine runs functions itself
+        self.worker: Any = None  # the worker of this step; None while the oracle or an engine runs functions
         self.spun: int | None = None  # the TID of the function that overran in this step
-        self.is_stuck = False  # one overran, and nobody could stop it
-        self.has_dawdled = False  # one might have overrun
+        self.is_stuck = False  # a function overran, and there was no worker to stop
+        self.has_dawdled = False  # a function might have overrun
         self.chance = random.Random(0)
-        self.patience = 6  # how often they overrun in a run: each time all since the last copy is run again
+        self.patience = 6  # how often functions overrun in a run: each time all since the last copy is run again
 
     def watch(self, worker: Any) -> None:
         self.worker, self.spun, self.is_stuck = worker, None, False
@@ -36,7 +36,7 @@ class Hooks:
         raise Spin
 
     def dawdle(self) -> None:
-        """A function that overruns at times, though it is the same call: what is decreed then must be remembered."""
+        """The same call overruns only sometimes: the decree that aborts it must be remembered."""
         self.has_dawdled = True
         if self.worker is not None and self.patience and self.chance.random() < 0.6:
             self.patience -= 1
@@ -54,7 +54,7 @@ class Workload(ABC):
         """The next request."""
 
     def last_calls(self) -> list[Call]:
-        """Asked when all others have been answered."""
+        """Sent when all other requests have been answered."""
         return []
 
     def check(self, history: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""Two workloads with a meaning: a bank whose total stays the same, and lists for the checker of histories."""
+"""Two workloads with invariants: a bank whose total stays the same, and lists for the history checker (elle.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.sim.outside import Outside
 from headrace.sim.programs import Programs
 from headrace.sim.workload import Call, Workload
 
-START, MOST = 100, 160  # of an account
+START, MOST = 100, 160  # balance of an account: at first, and at most
 
 
 class Bank(Workload):
@@ -129,7 +129,7 @@ def register_bank(app: App) -> dict[str, Any]:
 
 
 class ListAppends(Workload):
-    """Transactions of appends and reads over a few lists. Their histories are judged without looking inside."""
+    """Transactions of appends and reads over a few lists. Their histories are checked from outside only."""
 
     name = "append"
 

@@ -1,16 +1,16 @@
 """The world: one thread, one heap of (time, tie, event), virtual time only, and the production core in it.
 
-A coordinator lives in a house (house.py) and is its node 0; a worker's number may have several incarnations there:
-crashed ones vanish, one that was paused or cut off when it was replaced goes on as a zombie until the driver can stop
-it. A coordinator that was superseded goes on in its house, too. Whatever the core is told and does, and whatever is
-done to the disk, goes into the trace, and its digest tells two runs apart.
+A coordinator runs in a process (coordinator_process.py) and is its node 0; a worker's number may have several
+incarnations there: crashed ones vanish, one that was paused or cut off when it was replaced continues as a zombie until
+the driver can stop it. A superseded coordinator continues in its process, too. All events and effects of the core and
+all operations on the disk go into the trace; its digest identifies a run.
 
 Rules:
-1. Events of one instant are permuted: ties are drawn.
-2. Every effect happens by itself: a crash may come between any two of them, and in every operation of a store.
+1. Events at the same instant run in random order: ties are drawn.
+2. Every effect is applied separately: a crash may come between any two of them, and in every store operation.
 3. Nothing here depends on hashes, addresses or the machine: a seed gives the same trace everywhere.
-4. A process that is in the middle of something while others go on is a Python call in which events happen: those who
-   are stopped like that go on in reverse order.
+4. A process that is in the middle of an operation while others run is a Python call in which events happen: processes
+   stopped like that continue in reverse order.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from headrace.sim.workload import Workload
 from headrace.wire.messages import Answers, Frame
 
 EVENTS_MAX = 100_000
-STARTS_MAX = 60  # of coordinators: a run is to come to an end
+STARTS_MAX = 60  # of coordinators: a run must end
 
 
 class CoreFailed(Exception):
-    """The core raised, or did what it never may: no use to go on."""
+    """The core raised an exception, or did something that is never allowed: the run cannot continue."""
 
 
 class World:
@@ -102,7 +102,7 @@ class World:
         self.history = History(values_of(workload.app, parameters.config).unseal, self.violate)
         self.network = SimNetwork(self, parameters.rng("network"))
 
-    # --- what the others use ---
+    # --- used by the other modules ---
 
     def at(self, time_us: int, action: Callable[..., None], *args: Any) -> None:
         self.pushed += 1
@@ -139,7 +139,7 @@ class World:
 
     @property
     def coordinator(self) -> SimNode:
-        """The one that has all others believe in it."""
+        """The current coordinator's node."""
         assert self.process is not None
         return self.process.node
 
@@ -154,7 +154,7 @@ class World:
             self.run(lambda: self.process is not None, self.now_us + 10_000_000)
 
     def run(self, until: Callable[[], bool], until_us: int) -> bool:
-        """Let events happen until something holds. False if the time is over, or nothing is left to happen, before."""
+        """Runs events until the condition holds. False if the time is over, or no events are left, before that."""
         heap = self.heap
         while not until():
             if not heap or heap[0][0] > until_us:
@@ -168,17 +168,17 @@ class World:
         return True
 
     def run_others_while(self, waits: Callable[[], bool], until_us: int | None = None) -> None:
-        """Somebody is in the middle of something: others go on as long as it waits."""
+        """Runs other events while the caller, which is in the middle of an operation, waits."""
         self.nested += 1
         self.run(lambda: not waits(), 1 << 62 if until_us is None else until_us)
         if until_us is not None:
             self.now_us = max(self.now_us, until_us)
         self.nested -= 1
 
-    # --- houses ---
+    # --- coordinators ---
 
     def start_coordinator(self) -> None:
-        """A coordinator starts, and takes over from whoever is there."""
+        """Starts a coordinator, which takes over from the current one."""
         number = len(self.processes) + 1
         if number > STARTS_MAX:
             raise CoreFailed(f"{STARTS_MAX} coordinators were started: none of them stays")
@@ -196,7 +196,7 @@ class World:
         self.step(process.node, None)
 
     def end(self, process: CoordinatorProcess) -> None:
-        """Its process is gone; whoever watches over it starts another one, unless that has been done already."""
+        """Ends the process; a supervisor starts another one, unless one was started already."""
         if not process.node.is_alive:
             return
         process.node.is_alive = process.is_serving = False
@@ -238,7 +238,7 @@ class World:
         self.step(node, Received(frame))
 
     def step(self, node: SimNode, event: Any) -> None:
-        """None is the very first event of a coordinator."""
+        """An event of None is the start of a coordinator."""
         if not node.is_alive:
             return
         if node.is_paused:
@@ -274,7 +274,7 @@ class World:
             self.trace_event(node, name, EFFECTS[type(effect)](self, node, effect), effect)
 
     def trace_event(self, node: SimNode, what: str, data: bytes, effect: Any = None) -> None:
-        """Into the trace."""
+        """Adds an event to the trace."""
         line = f"{self.now_us} {node.name} {what} "
         self.digest.update(line.encode())
         self.digest.update(data)
@@ -311,7 +311,7 @@ class World:
         return self.network.send(node, frame)
 
     def _start(self, node: SimNode, effect: Any) -> bytes:
-        """A fresh worker; the one before is stopped, if it can be reached."""
+        """Starts a new worker; the previous one is stopped, if it can be reached."""
         number, process = effect.worker, node.process
         self._dismiss(process, number)
         process.incarnations[number] += 1
@@ -347,13 +347,13 @@ class World:
             self.after(self.schedule.randint(100, 30_000), self.report_lost, node)
 
     def report_lost(self, node: SimNode) -> None:
-        """The driver tells the coordinator, unless it was replaced already."""
+        """The driver tells the coordinator, unless the node was replaced already."""
         if node.process.workers.get(node.number) is node:
             self.note(f"{node.name} is lost")
             self.step(node.process.node, Lost(node.number))
 
     def _get_stuck(self, node: SimNode, tid: int) -> None:
-        """Its function does not come back: after a while the driver stops it."""
+        """A function does not return: after a while the driver stops the worker."""
         self.fault("overruns")
         node.is_alive = False
         self.note(f"{node.name} is stuck in TID {tid}")
@@ -374,12 +374,12 @@ class World:
                 self.after(node.process.config.silence_us_max, self._miss, node)
 
     def _miss(self, node: SimNode) -> None:
-        """It has been silent for long."""
+        """The driver notices that the node was silent for too long."""
         if node.is_paused or node.cut_off_until_us > self.now_us:
             self.report_lost(node)
 
     def cut_off(self, node: SimNode, until_us: int) -> None:
-        """The driver does not hear of it either."""
+        """The driver cannot reach the node either."""
         node.cut_off_until_us = max(until_us, node.cut_off_until_us)
         self.after(node.process.config.silence_us_max, self._miss, node)
 
@@ -406,14 +406,14 @@ class World:
         is_misuse: bool = False,
         may_be_refused: Callable[[], bool] = lambda: False,
     ) -> int:
-        """For a question; a misuse is one that must not be taken."""
+        """A token for a request; a misuse is a request that must not be accepted."""
         self.last_token += 1
         process.tokens[self.last_token] = (then, is_misuse, may_be_refused)
         return self.last_token
 
     def _answer(self, node: SimNode, effect: Any) -> bytes:
         answers: Answers = effect.answers
-        if effect.token is None:  # asked by nobody who is still there
+        if effect.token is None:  # the client is gone
             return b""
         if effect.token not in node.process.tokens:
             raise CoreFailed(f"submission {effect.token} was answered twice: {answers.ids}")
@@ -438,7 +438,7 @@ class World:
         return repr(effect.token).encode()
 
     def read(self, operator: str | None, key: Any, process: CoordinatorProcess | None = None) -> StateRead | None:
-        """None if nobody is there to be asked."""
+        """None if no coordinator is running."""
         process = process or self.process
         if process is None or not process.is_alive:
             return None
@@ -470,7 +470,7 @@ class World:
         self.probe("rescaled")
         return repr(effect).encode()
 
-    # --- what is to be kept ---
+    # --- durability ---
 
     def _append(self, node: SimNode, effect: Any) -> bytes:
         return node.process.append(effect)
@@ -492,7 +492,7 @@ class World:
     # --- the outside world ---
 
     def _perform(self, node: SimNode, effect: Any) -> bytes:
-        """Each time it answers something else: who asks again has to go by what is in the log."""
+        """The outside world answers differently each time: a recovery must use the response in the log."""
         rng = self.outside_rng
         self.probe("external calls")
         self.archive.perform(node.process, effect.call)
@@ -524,7 +524,7 @@ EFFECTS: dict[type, Callable[[World, SimNode, Any], bytes]] = {
 
 
 def is_past(answers: Answers) -> bool:
-    """Does it only say that the batch has run?"""
+    """Whether the answers only say that the batch has run."""
     return len(answers.failures) == len(answers.tids) > 0 and all(
         failure.code == EXPIRED.code for failure in answers.failures.values()
     )

@@ -1,13 +1,13 @@
-"""Many writers of one log, by themselves: who takes over from whom, and what each of them was promised.
+"""Many writers of one log, and nothing else: they take over from each other, and what each was promised is checked.
 
-The world beside this has one coordinator at a time and a few faults a run. Here are nothing but the log and its disk:
-writers take over, append, pause before any operation of the store while others go on, die, lose power. So thousands of
-ways in which they can get into each other's way are tried in a second.
+The simulated world (world.py) has one coordinator at a time and a few faults per run. Here there are only the log and
+its disk: writers take over, append, pause before any store operation while others run, die, lose power. So thousands
+of conflicts between writers are tried per second.
 
 What must hold:
-1. What `append` said is durable is in the log for ever, under its number; so is what `take_over` has read.
+1. What `append` reported as durable stays in the log, under its number; so does what `take_over` has read.
 2. No two writers have the same term, and in the log no term comes after a newer one.
-3. The log is never called broken: nothing that was durable is ever lost here.
+3. The log is never reported as broken: no durable data is ever lost here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LogWriter:
     def __init__(self, number: int, store: SimStore) -> None:
         self.number, self.store = number, store
         self.log: Log | None = None
-        self.is_busy = False  # in a call, in which it is paused
+        self.is_busy = False  # paused in the middle of a call
 
     @property
     def can_write(self) -> bool:
@@ -40,21 +40,21 @@ class Writers:
         rng = self.rng = random.Random(f"headrace {seed} writers")
         self.trace = trace
 
-        def there(strength: float) -> float:
+        def maybe(strength: float) -> float:
             return strength if rng.random() < 0.6 else 0.0
 
         faults = DiskFaults(
-            there(rng.uniform(0, 0.02)), there(rng.uniform(0, 0.1)), there(rng.uniform(0, 0.1)), there(0.3)
+            maybe(rng.uniform(0, 0.02)), maybe(rng.uniform(0, 0.1)), maybe(rng.uniform(0, 0.1)), maybe(0.3)
         )
         self.faults: Counter[str] = Counter()
         self.disk = Disk(rng, faults, rng.random() < 0.7, self.later, self.fault)
-        self.pauses = there(rng.choice((0.02, 0.1, 0.3)))
+        self.pauses = maybe(rng.choice((0.02, 0.1, 0.3)))
         self.segment_bytes = rng.choice((1, 200, 1_000, 1 << 20))
         self.writers: list[LogWriter] = []
         self.waiting: list[Callable[[], None]] = []  # what the store does later
         self.promised: dict[int, bytes] = {}
         self.terms: Counter[int] = Counter()
-        self.retired = 1  # records below need not be there
+        self.retired = 1  # records below this number need not be there
         self.payloads = 0
         self.nested = self.actions = 0
         self.violations: list[str] = []
@@ -135,7 +135,7 @@ class Writers:
     # --- what writers do ---
 
     def call(self, writer: LogWriter, what: str, action: Callable[[], Any]) -> Any:
-        """None if it did not come to its end: then the writer does nothing more."""
+        """Returns None if the action did not finish: then the writer does nothing more."""
         writer.is_busy = True
         retired = self.retired
         self.note(f"{writer.store.who} {what}")
@@ -145,7 +145,7 @@ class Writers:
             self.note(f"{writer.store.who} is gone")
             result = None
         except LogBroken as error:
-            if retired == self.retired:  # else it may have asked for what is not needed any more
+            if retired == self.retired:  # else it may have read what was retired meanwhile
                 self.violations.append(f"{writer.store.who} {what}: {error!r}")
             result = None
         except (StoreError, Fenced) as error:
@@ -194,7 +194,7 @@ class Writers:
                 self.promise(dict(enumerate(payloads, start=first)), writer)
 
     def retire(self, writer: LogWriter) -> None:
-        """As after a snapshot: records below are not needed any more."""
+        """As after a snapshot: records below a number are no longer needed."""
         log = writer.log
         if log is not None:
             below = self.rng.randint(1, max(self.promised, default=0) + 1)
@@ -202,7 +202,7 @@ class Writers:
             self.call(writer, "retires", lambda: log.retire(below))
 
     def look(self, is_calm: bool) -> None:
-        """Somebody looks on. While others write, the log may change under its eyes."""
+        """Reads the log without taking over. Others may write while it is read."""
         onlooker = LogWriter(-1, SimStore(self.disk, "onlooker", None if is_calm else self.before))
         promised = dict(self.promised)
         records = self.call(onlooker, "looks on", lambda: list(read_log(onlooker.store, "log", self.retired)))

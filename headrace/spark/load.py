@@ -39,18 +39,18 @@ from headrace.durability.reading.typed import TableShape, declared
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.durability.snapshots.bulk import (
     PARTS_MAX,
-    Bulk,
+    BulkLoad,
     BulkTarget,
-    Sealing,
+    ColumnSealer,
     deletions,
     duplicate,
-    has_more,
     is_scalar,
     is_scalars,
+    needs_engine,
     write,
 )
 from headrace.durability.snapshots.layers import by_shard
-from headrace.durability.snapshots.manifests import Stored
+from headrace.durability.snapshots.manifests import StoredObject
 from headrace.durability.store import Store, address_of, open_store
 from headrace.errors import BadKey, HeadraceError, StreamError, UnknownFunction
 from headrace.model.app import App
@@ -105,7 +105,7 @@ def load(
     config = configured(opened, config)
     check_empty(opened, app, found, replace)
     bring_up_to_date(opened, app, config)
-    bulk = Bulk(opened, app, config)
+    bulk = BulkLoad(opened, app, config)
     try:
         return Load(df, plan, bulk, found, config, replace).run()
     finally:
@@ -240,8 +240,8 @@ KEEP_ALL = dict.fromkeys(
 
 
 def bring_up_to_date(store: Store, app: App, config: Config) -> None:
-    """Run what is in the log but in no snapshot, and migrate what other code has written."""
-    if identity_of(store) is not None and has_more(store, app, StoreReader(store, app).snapshots.newest()):
+    """What is in the log, and in no snapshot, is run; what other code has written is migrated."""
+    if identity_of(store) is not None and needs_engine(store, app, StoreReader(store, app).snapshots.newest()):
         Runtime(app, dataclasses.replace(config, **KEEP_ALL), store=store).close()
 
 
@@ -250,7 +250,7 @@ def bring_up_to_date(store: Store, app: App, config: Config) -> None:
 
 class Load:
     def __init__(
-        self, df: DataFrame, plan: LoadPlan, bulk: Bulk, operator: Operator, config: Config, replace: bool
+        self, df: DataFrame, plan: LoadPlan, bulk: BulkLoad, operator: Operator, config: Config, replace: bool
     ) -> None:
         self.df, self.plan, self.bulk, self.operator, self.config = df, plan, bulk, operator, config
         self.replace = replace
@@ -282,7 +282,7 @@ class Load:
             "store": self.url,
         }
 
-    def _write_rows(self) -> list[Stored]:
+    def _write_rows(self) -> list[StoredObject]:
         plan, target = self.plan, self.target
         rows = self.df.select(col(quoted(plan.key)).alias(KEY), *(col(quoted(name)) for name in plan.columns))
         rows = rows.mapInArrow(functools.partial(bundle, target, self.groups), BUNDLES)
@@ -291,7 +291,7 @@ class Load:
         if not plan.is_simple(self.df):
             types = {"hint": plan.hint, "records": self.bulk.app.records()}
         now_us = max(int(self.bulk.meta["closed_us"]), time.time_ns() // 1000)
-        sealing = Sealing(
+        sealing = ColumnSealer(
             self.config,
             record=plan.record,
             nullable=plan.nullable,
@@ -300,8 +300,8 @@ class Load:
         )
         return self._collect(rows.mapInArrow(functools.partial(write_rows, self.url, target, sealing), WRITTEN))
 
-    def _write_deletions(self) -> list[Stored]:
-        """Write a layer that deletes the operator's entities, under the layers with the new ones."""
+    def _write_deletions(self) -> list[StoredObject]:
+        """A layer that takes away what the operator has, for those to be laid over it."""
         base = self.bulk.base
         assert base is not None
         view = View(self.bulk.store, self.operator.name)
@@ -313,13 +313,14 @@ class Load:
             ranges.mapInArrow(functools.partial(write_deletions, self.url, self.target, moment, self.groups), WRITTEN)
         )
 
-    def _collect(self, written: DataFrame) -> list[Stored]:
+    def _collect(self, written: DataFrame) -> list[StoredObject]:
         table = written.toArrow().to_pylist()
         trouble = sorted(row["trouble"] for row in table if row["trouble"] is not None)
         if trouble:
             raise StreamError(f"nothing was loaded into {self.operator.name}: {trouble[0]}")
         return [
-            Stored(row["name"], row["bytes"], row["crc32"], row["rows"], (row["first"], row["last"])) for row in table
+            StoredObject(row["name"], row["bytes"], row["crc32"], row["rows"], (row["first"], row["last"]))
+            for row in table
         ]
 
 
@@ -375,14 +376,14 @@ def homes(target: BulkTarget, keys: pa.Array) -> Any:
 
 
 def write_rows(
-    url: str, target: BulkTarget, sealing: Sealing, batches: Iterator[pa.RecordBatch]
+    url: str, target: BulkTarget, sealing: ColumnSealer, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """One task: write the rows of some shards as parts of the layer."""
     yield reported(lambda: write(open_store(url), target, first_part(), pieces(sealing, batches)))
 
 
-def pieces(sealing: Sealing, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Columns, Columns]]:
-    """All rows of the task, which has its own shards."""
+def pieces(sealing: ColumnSealer, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[Columns, Columns]]:
+    """All rows of the task, which has some shards of its own."""
     cells = [cell.as_buffer() for batch in batches for cell in batch.column(ROWS)]
     if not cells:
         return
@@ -403,7 +404,7 @@ def write_deletions(
         yield reported(functools.partial(delete_group, url, target, moment, group, groups))
 
 
-def delete_group(url: str, target: BulkTarget, moment: EpochEnd, group: int, groups: int) -> list[Stored]:
+def delete_group(url: str, target: BulkTarget, moment: EpochEnd, group: int, groups: int) -> list[StoredObject]:
     store = open_store(url)
     view = View(store, target.operator.name)
     mine = [shard for shard in range(target.shards) if shard * groups // target.shards == group]

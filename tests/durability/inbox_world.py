@@ -25,7 +25,7 @@ from headrace import Abort, App, Context
 from headrace.core.events import Read, TakeSnapshot
 from headrace.durability.inbox import inbox
 from headrace.durability.inbox.dead_letters import dead_letter_names, read_dead_letters
-from headrace.durability.inbox.inbox import Closed, close_batch, write_segment
+from headrace.durability.inbox.inbox import ClosedBatch, close_batch, write_segment
 from headrace.durability.log.log import read_log
 from headrace.durability.store import Store
 from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, StreamError, WrongStore
@@ -464,9 +464,9 @@ def table(uids: list[int], key: str | None = "a", **more: Any) -> pa.Table:
     return pa.table({"key": pa.array([key] * len(uids), pa.string()), "arg0": pa.array(uids, pa.int64()), **more})
 
 
-def close(store: Store, number: int, *tables: pa.Table, query: str = "q", function: str = "item.note") -> Closed:
+def close(store: Store, number: int, *tables: pa.Table, query: str = "q", function: str = "item.note") -> ClosedBatch:
     segments = [write_segment(store, query, number, part, each) for part, each in enumerate(tables)]
-    closed = Closed(query, number, function, segments)
+    closed = ClosedBatch(query, number, function, segments)
     close_batch(store, closed)
     return closed
 

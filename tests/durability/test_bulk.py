@@ -13,7 +13,7 @@ from headrace import App, Config, Context, Runtime
 from headrace.durability.columns import join
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.reading.views import EpochEnd, View
-from headrace.durability.snapshots.bulk import Bulk, BulkTarget, Sealing, deletions, duplicate, write
+from headrace.durability.snapshots.bulk import BulkLoad, BulkTarget, ColumnSealer, deletions, duplicate, write
 from headrace.durability.store import DirectoryStore
 from headrace.errors import BadRequest, StoreError
 
@@ -71,14 +71,14 @@ NEW = {key: key * 3 for key in range(40, 60)}
 
 def load_new(store: DirectoryStore) -> None:
     """What load.py does, without Spark: 20 entities in the place of all there are."""
-    bulk = Bulk(store, app, Config())
+    bulk = BulkLoad(store, app, Config())
     target = BulkTarget(bulk.snapshot_id, account, 64)
     assert bulk.base is not None
     view = View(store, "account")
     moment = EpochEnd(bulk.base.epoch, bulk.base.snapshot_id)
     found = view.read(moment, view.app_fingerprint(moment))
     gone = write(store, target, 0, ((each.keys, deletions(each.keys)) for each in found))
-    sealing = Sealing(Config())
+    sealing = ColumnSealer(Config())
     keys = sealing.keys(pa.array(list(NEW)))
     states = sealing.states({"n": pa.array(list(NEW.values()))}, lambda row: list(NEW)[row])
     layer = write(store, target, 100, iter([(keys, states)]))
@@ -138,11 +138,11 @@ def test_a_store_with_more_in_its_log_is_not_loaded(tmp_path: Path) -> None:
     runtime = Runtime(app, Config(snapshot_interval_us=1 << 60), store=tmp_path)
     runtime.client.call(add, 1, 1)
     with pytest.raises(StoreError, match="has epochs that are in no snapshot"):
-        Bulk(DirectoryStore(tmp_path), app, Config())
+        BulkLoad(DirectoryStore(tmp_path), app, Config())
 
 
 def test_a_key_that_stands_twice_is_found() -> None:
-    sealing = Sealing(Config())
+    sealing = ColumnSealer(Config())
     assert duplicate(sealing.keys(pa.array([1, 2, 3]))) is None
     assert duplicate(sealing.keys(pa.array([1, 2, 1]))) == 1
     assert duplicate(sealing.keys(pa.array(["a", "b", "b"]))) == "b"
@@ -150,7 +150,7 @@ def test_a_key_that_stands_twice_is_found() -> None:
 
 
 def test_keys_keep_their_type_and_null_is_none() -> None:
-    sealing = Sealing(Config())
+    sealing = ColumnSealer(Config())
     for keys in ([1, -(1 << 63)], ["a", "ü"], [b"", b"\xc1", b"\xcf2345678"]):
         assert join(sealing.keys(pa.array(keys))) == keys
     with pytest.raises(BadRequest, match="a row has no key"):

@@ -18,7 +18,7 @@ from headrace.durability.identity import with_checksum
 from headrace.durability.inbox.batch_cache import BatchCache
 from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.inbox import (
-    Closed,
+    ClosedBatch,
     await_taken,
     close_batch,
     held,
@@ -190,7 +190,7 @@ def test_a_gap_is_refused_by_the_source_and_by_the_engine() -> None:
     settle(engine)
     with pytest.raises(StreamError, match=r"sent batch 2, but 1 was expected.*new checkpoint"):
         close(store, 2, table([2]))
-    closed = Closed("r", 3, "item.note", [write_segment(store, "r", 3, 0, table([2]))])
+    closed = ClosedBatch("r", 3, "item.note", [write_segment(store, "r", 3, 0, table([2]))])
     store.create("taken/r@000000000002", b"")  # of a store that this is a copy of
     assert close_batch(store, closed)
     settle(engine)
@@ -204,7 +204,7 @@ def test_a_gap_is_refused_by_the_source_and_by_the_engine() -> None:
 def test_a_batch_that_comes_after_all_runs_though_the_one_behind_it_was_refused() -> None:
     store = memory()
     engine = start(store)
-    closed = Closed("q", 1, "item.note", [write_segment(store, "q", 1, 0, table([2]))])
+    closed = ClosedBatch("q", 1, "item.note", [write_segment(store, "q", 1, 0, table([2]))])
     store.create("inbox/q@000000000001", with_checksum(msgspec.to_builtins(closed)))
     settle(engine)
     assert waiting(store) == [], "a gap"
@@ -418,7 +418,7 @@ def test_who_waits_for_a_batch_that_is_held_is_told(tmp_path: Path) -> None:
     with Runtime(app, store=store) as runtime:
         segment = write_segment(store, "q", 0, 0, table([1]))
         store.delete(segment.name)
-        close_batch(store, Closed("q", 0, "item.note", [segment]))
+        close_batch(store, ClosedBatch("q", 0, "item.note", [segment]))
         with pytest.raises(StreamError, match=f"blocked: {segment.name}.*it is missing"):
             runtime.drain(20)
         assert runtime.get(item, "a") is None, "it goes on"
@@ -450,9 +450,9 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
     """As after a loss of power that took away what Spark had planned."""
     store = open_store(tmp_path)
 
-    def closed(rows: int) -> Closed:
+    def closed(rows: int) -> ClosedBatch:
         table = pa.table({"key": ["a"] * rows, "arg0": [1] * rows})
-        return Closed("q", 0, "account.deposit", [write_segment(store, "q", 0, 0, table)])
+        return ClosedBatch("q", 0, "account.deposit", [write_segment(store, "q", 0, 0, table)])
 
     assert close_batch(store, closed(3))
     assert not close_batch(store, closed(3))
@@ -474,7 +474,7 @@ def test_a_worker_judges_rows_by_the_limits_that_they_were_taken_under(tmp_path:
     """An id that was too long when the batch was closed, and would not be today."""
     store = open_store(tmp_path)
     rows = pa.table({"key": ["a", "b"], "arg0": [1, 2], "id": ["short", "l" * 300]})
-    closed = Closed("q", 0, "item.note", [write_segment(store, "q", 0, 0, rows)])
+    closed = ClosedBatch("q", 0, "item.note", [write_segment(store, "q", 0, 0, rows)])
     taken = read_calls(store, closed, Admission(Program(app, Config())))
     assert list(taken.refused) == [1]
     cache = BatchCache(store, Program(app, Config(request_id_bytes_max=1_000)))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace import App, Context
-from headrace.durability.inbox.inbox import Closed, held, waiting
+from headrace.durability.inbox.inbox import ClosedBatch, held, waiting
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken
 from tests.durability.hand import memory
@@ -198,7 +198,7 @@ def test_a_segment_that_the_log_names_and_that_is_gone_is_told_by_name() -> None
         start(store)
 
 
-def close_in_log(store: Store) -> Closed:
+def close_in_log(store: Store) -> ClosedBatch:
     engine = start(store)
     closed = close(store, 0, table([1, 2, 3]))
     log_batch(engine, 0)

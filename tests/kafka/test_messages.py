@@ -16,7 +16,7 @@ from headrace.core.admission import Admission
 from headrace.core.program import Program
 from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.dead_letters import DEAD, dead_letter_names, read_dead_letters, write_dead_letters
-from headrace.durability.inbox.inbox import Closed, write_segment
+from headrace.durability.inbox.inbox import ClosedBatch, write_segment
 from headrace.durability.store import DirectoryStore
 
 
@@ -25,14 +25,14 @@ def admission() -> Admission:
     return Admission(Program(app, Config()))
 
 
-def closed(store: DirectoryStore, calls: list[bytes | None], keys: list[bytes | None] | None = None) -> Closed:
+def closed(store: DirectoryStore, calls: list[bytes | None], keys: list[bytes | None] | None = None) -> ClosedBatch:
     columns: dict[str, Any] = {
         "call": pa.array(calls, pa.binary()),
         "id": pa.array([f"t/0/{at}" for at in range(len(calls))]),
     }
     if keys is not None:
         columns["key"] = pa.array(keys, pa.binary())
-    return Closed("q", 0, "", [write_segment(store, "q", 0, 0, pa.table(columns))])
+    return ClosedBatch("q", 0, "", [write_segment(store, "q", 0, 0, pa.table(columns))])
 
 
 def test_a_message_is_a_call_with_its_own_id_and_key_or_those_of_its_row(tmp_path: Path, admission: Admission) -> None:

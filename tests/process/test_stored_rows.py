@@ -13,7 +13,7 @@ import pytest
 
 from examples import bank
 from headrace import Cluster, Config, Runtime
-from headrace.durability.inbox.inbox import Closed, close_batch, write_segment
+from headrace.durability.inbox.inbox import ClosedBatch, close_batch, write_segment
 from headrace.durability.store import open_store
 
 ACCOUNTS = 50
@@ -36,7 +36,7 @@ def close(where: Path, batch: int, function: str, table: pa.Table, parts: int = 
     store = open_store(where)
     size = -(-table.num_rows // parts)
     segments = [write_segment(store, "q", batch, part, table.slice(part * size, size)) for part in range(parts)]
-    assert close_batch(store, Closed("q", batch, function, segments))
+    assert close_batch(store, ClosedBatch("q", batch, function, segments))
 
 
 def run(runtime: Any, where: Path, kill: bool = False) -> dict[Any, Any]:

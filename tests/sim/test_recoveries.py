@@ -6,13 +6,13 @@ import os
 
 import pytest
 
-from headrace.sim.recoveries import RECOVERIES, WAYS, Recovery, strike_everywhere
+from headrace.sim.recoveries import RECOVERIES, WAYS, RecoveryScenario, strike_everywhere
 
 STRIDE = int(os.environ.get("HEADRACE_STRIDE", "5"))  # every fifth point; HEADRACE_STRIDE=1 looks at all of them
 
 
 @pytest.mark.parametrize("recovery", RECOVERIES, ids=lambda recovery: recovery.name)
-def test_a_blow_at_any_point_is_survived(recovery: Recovery) -> None:
+def test_a_blow_at_any_point_is_survived(recovery: RecoveryScenario) -> None:
     wrong, struck, count = {}, 0, 0
     for way, point, report in strike_everywhere(recovery, STRIDE):
         count += 1

@@ -22,7 +22,7 @@ from headrace.durability.columns import join
 from headrace.durability.log.changelog import Changelog
 from headrace.durability.log.log import read_log
 from headrace.durability.reading.views import EpochEnd, View
-from headrace.durability.snapshots.bulk import Bulk, BulkTarget, Sealing, write
+from headrace.durability.snapshots.bulk import BulkLoad, BulkTarget, ColumnSealer, write
 from headrace.durability.store import DirectoryStore, open_store
 from headrace.errors import Abort, StoreError, StreamError
 from headrace.model.context import Context
@@ -362,8 +362,8 @@ def run_once(store: Path, *calls: Any, of: App = app) -> None:
 
 def load_by_hand(store: Path, balance: int) -> None:
     """What load.py does, without Spark: one account."""
-    bulk = Bulk(DirectoryStore(store), app, Config())
-    sealing = Sealing(Config())
+    bulk = BulkLoad(DirectoryStore(store), app, Config())
+    sealing = ColumnSealer(Config())
     keys, states = sealing.keys(pa.array(["loaded"])), sealing.states({"n": pa.array([balance])}, lambda row: "loaded")
     target = BulkTarget(bulk.snapshot_id, account, Config().shards)
     bulk.publish("account", [write(bulk.store, target, 0, iter([(keys, states)]))])

@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from headrace.durability.inbox.inbox import Closed, read_segment
+from headrace.durability.inbox.inbox import ClosedBatch, read_segment
 from headrace.durability.store import Store
 
 Row = tuple[Any, ...]
 
 
-def read_table(store: Store, closed: Closed) -> pa.Table | None:
+def read_table(store: Store, closed: ClosedBatch) -> pa.Table | None:
     """All rows of a batch, in the order of its segments; None if it has none."""
     tables = [read_segment(store, segment) for segment in closed.segments if segment.rows]
     return pa.concat_tables(tables, promote_options="default") if tables else None

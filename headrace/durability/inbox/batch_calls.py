@@ -21,14 +21,14 @@ from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
 from headrace.core.program import Program
 from headrace.durability.inbox.arrow_rows import Row, read_table, rows_of, to_python
-from headrace.durability.inbox.inbox import Closed
+from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
 from headrace.wire.messages import id_of
 from headrace.wire.values import shown
 
 
-def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
+def read_calls(store: Store, closed: ClosedBatch, admission: Admission) -> Batch:
     """Reads the batch and admits its rows. The refused ones are in the batch's `refused`."""
     batch = admit(closed, read_table(store, closed), admission)
     batch.closed = closed
@@ -37,7 +37,7 @@ def read_calls(store: Store, closed: Closed, admission: Admission) -> Batch:
 
 
 def reread_calls(
-    store: Store, closed: Closed, program: Program, limits: dict[str, int], refused: Collection[int]
+    store: Store, closed: ClosedBatch, program: Program, limits: dict[str, int], refused: Collection[int]
 ) -> Batch:
     """Reads a batch that is in the log. It refuses the same rows as then, whatever the configuration is now."""
     checking_program = program
@@ -59,7 +59,7 @@ def admission_limits(config: Config) -> dict[str, int]:
     return config.limits() | {"request_id_bytes_max": config.request_id_bytes_max}
 
 
-def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch:
+def admit(closed: ClosedBatch, table: pa.Table | None, admission: Admission) -> Batch:
     stem = f"{closed.query}/{closed.batch}"
     if table is None:
         return Batch(stem, [], [], [], source=closed.source)
@@ -78,7 +78,7 @@ def admit(closed: Closed, table: pa.Table | None, admission: Admission) -> Batch
     return admission.admit_columns(stem, closed.function, keys, rows, closed.source)
 
 
-def admit_mixed(closed: Closed, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
+def admit_mixed(closed: ClosedBatch, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
     """Admits rows one by one, if they call different functions, have their own ids, or have arguments in JSON."""
     count, stem = table.num_rows, f"{closed.query}/{closed.batch}"
     functions = to_python(table.column("function")) if not closed.function else [closed.function] * count
@@ -119,7 +119,7 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(UnparsedMessage)
 
 
-def admit_messages(closed: Closed, table: pa.Table, admission: Admission) -> Batch:
+def admit_messages(closed: ClosedBatch, table: pa.Table, admission: Admission) -> Batch:
     """Admits rows that are messages. One that is not a call is refused, whatever it holds, and the others are not."""
     stem, nothing = f"{closed.query}/{closed.batch}", [None] * table.num_rows
     named = to_python(table.column("id")) if "id" in table.column_names else nothing

@@ -12,7 +12,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.epoch import Batch
 from headrace.durability.inbox.arrow_rows import read_table, to_python
-from headrace.durability.inbox.inbox import Closed, stem_of, waiting
+from headrace.durability.inbox.inbox import ClosedBatch, stem_of, waiting
 from headrace.durability.store import Store
 from headrace.wire.messages import id_of
 
@@ -32,7 +32,7 @@ DEAD_SCHEMA = pa.schema(
 )
 
 
-def write_dead_letters(store: Store, closed: Closed, batch: Batch, is_again: bool = False) -> None:
+def write_dead_letters(store: Store, closed: ClosedBatch, batch: Batch, is_again: bool = False) -> None:
     """Writes the refused rows, for people, before the batch is logged. An engine that ended before that may have
     written others, under other limits. With `is_again` they are replaced: what the engine that logs it wrote counts."""
     name = f"{DEAD}/{stem_of(closed.source)}"
@@ -48,7 +48,7 @@ def write_dead_letters(store: Store, closed: Closed, batch: Batch, is_again: boo
         store.create(name, sink.getvalue().to_pybytes())
 
 
-def dead_letters_of(store: Store, closed: Closed, batch: Batch) -> list[dict[str, Any]]:
+def dead_letters_of(store: Store, closed: ClosedBatch, batch: Batch) -> list[dict[str, Any]]:
     at = sorted(batch.refused)
     whole = read_table(store, closed)
     assert whole is not None, "a batch without rows refuses none"

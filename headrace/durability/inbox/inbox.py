@@ -49,7 +49,7 @@ class InboxSegment(msgspec.Struct, frozen=True):
     rows: int
 
 
-class Closed(msgspec.Struct, frozen=True):
+class ClosedBatch(msgspec.Struct, frozen=True):
     """A complete batch of calls. Its columns are `key`, `arg0`, `arg1`... or `args` (JSON), `function` if the rows call
     different ones, and `id` if they have their own ids."""
 
@@ -89,7 +89,7 @@ def discard(store: Store, segments: Iterable[InboxSegment]) -> None:
         store.delete(segment.name)
 
 
-def discard_repeat(store: Store, closed: Closed) -> None:
+def discard_repeat(store: Store, closed: ClosedBatch) -> None:
     """Deletes the segments of an attempt whose batch was closed already: by another attempt, or by this one if a
     request was repeated."""
     try:
@@ -99,7 +99,7 @@ def discard_repeat(store: Store, closed: Closed) -> None:
     discard(store, (segment for segment in closed.segments if segment.name not in named))
 
 
-def close_batch(store: Store, closed: Closed) -> bool:
+def close_batch(store: Store, closed: ClosedBatch) -> bool:
     """Durable when it returns. False if the batch was closed before. StreamError if it leaves a gap."""
     query, batch = closed.source
     taken = last_taken(store, query)
@@ -116,7 +116,7 @@ def close_batch(store: Store, closed: Closed) -> bool:
     return False
 
 
-def check_repeat(store: Store, closed: Closed) -> None:
+def check_repeat(store: Store, closed: ClosedBatch) -> None:
     """Checks that a repeated batch is the same one. If not, its source has lost its plan, and would skip the rows that
     were not in the first one."""
     rows = rows_known(store, closed.source)
@@ -195,9 +195,9 @@ def waiting(store: Store) -> list[tuple[str, int]]:
     return [(query, int(batch)) for query, _, batch in stems if batch.isdecimal()]
 
 
-def read_closed(store: Store, source: tuple[str, int]) -> Closed:
+def read_closed(store: Store, source: tuple[str, int]) -> ClosedBatch:
     try:
-        return msgspec.convert(read_checked(store, name_of(source)), Closed)
+        return msgspec.convert(read_checked(store, name_of(source)), ClosedBatch)
     except (ValueError, msgspec.ValidationError) as error:
         raise LogBroken(f"{name_of(source)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
 

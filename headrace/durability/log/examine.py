@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import NamedTuple
 
-from headrace.durability.log.frames import HEADER_BYTES, RECORD, BadFrame, Header, LogFrame, Ref, encode_header, seed_of
+from headrace.durability.log.frames import (
+    HEADER_BYTES,
+    RECORD,
+    BadFrame,
+    LogFrame,
+    SegmentHeader,
+    SegmentRef,
+    encode_header,
+    seed_of,
+)
 from headrace.durability.log.segments import (
     CHUNK_BYTES,
     LogSegment,
@@ -187,7 +196,9 @@ def _examine(store: Store, name: str) -> tuple[ExamineReport, SegmentChain]:
     return report, chain
 
 
-def _examine_segment(store: Store, name: str, ref: Ref, following: Ref | None, report: ExamineReport) -> None:
+def _examine_segment(
+    store: Store, name: str, ref: SegmentRef, following: SegmentRef | None, report: ExamineReport
+) -> None:
     segment = LogSegment(store, name, ref, CHUNK_BYTES, is_lenient=True)
     problems: list[LostRecords] = []
     if not segment.has_header:
@@ -209,7 +220,7 @@ def _examine_segment(store: Store, name: str, ref: Ref, following: Ref | None, r
     report.broken += problems
 
 
-def _limit_of(store: Store, name: str, segment: LogSegment, following: Ref | None) -> int | None:
+def _limit_of(store: Store, name: str, segment: LogSegment, following: SegmentRef | None) -> int | None:
     """How many bytes of the segment count; None if that is not known."""
     if following is not None:
         after = _header_of(store, name, following)
@@ -218,13 +229,17 @@ def _limit_of(store: Store, name: str, segment: LogSegment, following: Ref | Non
     return segment.header.sealed if segment.ref.is_whole and segment.has_header else None
 
 
-def _header_of(store: Store, name: str, ref: Ref) -> Header | None:
+def _header_of(store: Store, name: str, ref: SegmentRef) -> SegmentHeader | None:
     segment = LogSegment(store, name, ref, is_lenient=True)
     return segment.header if segment.has_header else None
 
 
 def _sound_frames(
-    segment: LogSegment, limit: int | None, following: Ref | None, problems: list[LostRecords], ignored: list[Ignored]
+    segment: LogSegment,
+    limit: int | None,
+    following: SegmentRef | None,
+    problems: list[LostRecords],
+    ignored: list[Ignored],
 ) -> Iterator[LogFrame]:
     """All frames that can be read, also those after broken ones."""
     cursor = ReadPosition(HEADER_BYTES, segment.ref.first, 0)
@@ -269,7 +284,7 @@ def _repair_headers(store: Store, name: str, term: int) -> list[str]:
         saved.append(f"broken/{term:08d}/{segment.file}")
         store.put(saved[-1], data)
         sealed = len(data) if ref.is_whole else HEADER_BYTES
-        header = Header(ref.first, ref.term, sealed, end.ref.name if end.ref else "", end.end, end.last)
+        header = SegmentHeader(ref.first, ref.term, sealed, end.ref.name if end.ref else "", end.end, end.last)
         store.put(segment.file, encode_header(seed_of(ref.name), header) + data[HEADER_BYTES:])
     return saved
 

@@ -30,7 +30,7 @@ HEADER_BYTES = HEAD_BYTES + _POINTER.size
 _NAME = re.compile(r"(\d{16})-(\d{8})\.(seg|obj)")
 
 
-class Ref(NamedTuple):
+class SegmentRef(NamedTuple):
     """A segment's name, parsed. Refs of one term sort in the order in which they were written."""
 
     term: int
@@ -39,7 +39,7 @@ class Ref(NamedTuple):
     name: str
 
 
-class Header(NamedTuple):
+class SegmentHeader(NamedTuple):
     """Describes a segment and its predecessor."""
 
     first: int  # the number of its first record, also if it has none yet
@@ -72,13 +72,13 @@ class NewerFormat(Exception):
     """A valid frame in a format that this code does not know."""
 
 
-def segment_ref(first: int, term: int, is_whole: bool) -> Ref:
-    return Ref(term, first, is_whole, f"{first:016d}-{term:08d}.{'obj' if is_whole else 'seg'}")
+def segment_ref(first: int, term: int, is_whole: bool) -> SegmentRef:
+    return SegmentRef(term, first, is_whole, f"{first:016d}-{term:08d}.{'obj' if is_whole else 'seg'}")
 
 
-def parse_name(name: str) -> Ref | None:
+def parse_name(name: str) -> SegmentRef | None:
     found = _NAME.fullmatch(name)
-    return Ref(int(found[2]), int(found[1]), found[3] == "obj", name) if found else None
+    return SegmentRef(int(found[2]), int(found[1]), found[3] == "obj", name) if found else None
 
 
 def seed_of(name: str) -> int:
@@ -130,16 +130,16 @@ def decode_frame(seed: int, offset: int, raw: bytes | memoryview) -> LogFrame:
     return LogFrame(kind, number, term, synced, data, offset, offset + HEAD_BYTES + length)
 
 
-def encode_header(seed: int, header: Header) -> bytes:
+def encode_header(seed: int, header: SegmentHeader) -> bytes:
     pointer = _POINTER.pack(
         header.first, header.sealed, header.previous_bytes, header.previous_last, header.previous.encode()
     )
     return encode_frame(seed, 0, HEADER, header.first, header.term, header.previous_last, pointer)
 
 
-def decode_header(name: str, raw: bytes | memoryview) -> Header:
+def decode_header(name: str, raw: bytes | memoryview) -> SegmentHeader:
     frame = decode_frame(seed_of(name), 0, raw)
     if frame.kind != HEADER or len(frame.data) != _POINTER.size:
         raise BadFrame(0, "the first frame is not a header")
     first, sealed, previous_bytes, previous_last, previous = _POINTER.unpack(frame.data)
-    return Header(first, frame.term, sealed, previous.rstrip(b"\0").decode(), previous_bytes, previous_last)
+    return SegmentHeader(first, frame.term, sealed, previous.rstrip(b"\0").decode(), previous_bytes, previous_last)

@@ -19,7 +19,7 @@ from headrace.durability.log.frames import (
     RECORD,
     RECORD_BYTES_MAX,
     LogFrame,
-    Ref,
+    SegmentRef,
     encode_frame,
     seed_of,
 )
@@ -69,7 +69,7 @@ class Log:
         term: int,
         fence: str,
         chain: SegmentChain,
-        current: Ref,
+        current: SegmentRef,
         size: int,
         last: int,
         segment_bytes: int,

@@ -23,7 +23,7 @@ from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
 from headrace.durability.inbox.batch_calls import admission_limits, reread_calls
-from headrace.durability.inbox.inbox import Closed
+from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, from_column, to_column
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken, UnknownFunction
@@ -57,7 +57,7 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
     ids: RequestIds
     refused: dict[int, Failure]
     rows: CallRows
-    closed: Closed | None = None  # where the rows are, if not here
+    closed: ClosedBatch | None = None  # where the rows are, if not here
     limits: dict[str, int] = {}  # the settings that decided which of them are refused
 
 
@@ -85,10 +85,10 @@ class ColumnRecord(NamedTuple):
     tables: tuple[Columns, ...] = ()
 
 
-Header = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Decree | Intent | Response | Retired
+RecordHeader = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Decree | Intent | Response | Retired
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgspec.msgpack.Decoder(RecordHeader)
 _replies_decoder = msgspec.msgpack.Decoder(RepliesHeader)
 _rows_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
 
@@ -101,14 +101,14 @@ class Records:
         self.store = store
         self.program, self.fingerprint, self.limits = program, fingerprint, program.config.limits()
         self._streams = Streams()
-        self._called: dict[int, tuple[EpochHeader, Columns]] = {}  # epoch -> what its replies repeat
+        self._logged_columns: dict[int, tuple[EpochHeader, Columns]] = {}  # epoch -> what its replies repeat
 
     # --- the log ---
 
     def to_columns(self, record: Record) -> ColumnRecord:
         """The first half of encoding, for the thread that made the record; `pack` is the second, for any thread."""
         if isinstance(record, Epoch):
-            header, columns = self._called[record.number] = self._epoch(record)
+            header, columns = self._logged_columns[record.number] = self._epoch_to_columns(record)
             return ColumnRecord(header, (columns,))
         if isinstance(record, Batch):
             assert record.source is not None
@@ -147,7 +147,11 @@ class Records:
 
     def replies_to_columns(self, epoch: Epoch) -> ColumnRecord:
         """The replies of a final epoch."""
-        header, columns = self._called.pop(epoch.number) if epoch.number in self._called else self._epoch(epoch)
+        header, columns = (
+            self._logged_columns.pop(epoch.number)
+            if epoch.number in self._logged_columns
+            else self._epoch_to_columns(epoch)
+        )
         if any(piece.source for piece in epoch.pieces):  # readers of the replies do not read the log
             header = msgspec.structs.replace(header, pieces=epoch.pieces)
         return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
@@ -169,7 +173,7 @@ class Records:
 
     # --- rows ---
 
-    def _epoch(self, epoch: Epoch) -> tuple[EpochHeader, Columns]:
+    def _epoch_to_columns(self, epoch: Epoch) -> tuple[EpochHeader, Columns]:
         entries, keys, args = epoch.entries, epoch.keys, epoch.args
         if any(piece.source for piece in epoch.pieces):
             spans = [
@@ -271,7 +275,7 @@ def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) ->
         numbers = {entry: at for at, entry in enumerate(dict.fromkeys(entries))}
         called = list(numbers)
         columns["function"] = to_column([numbers[entry] for entry in entries])
-    given = turned(args)
+    given = transposed(args)
     if given is None:
         columns["args"] = to_column([_encoder.encode(row) for row in args])
     else:
@@ -280,7 +284,7 @@ def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) ->
     return CallRows([(entry.name, entry is entry.sealed) for entry in called], width), columns
 
 
-def turned(rows: list[Args]) -> list[list[Any]] | None:
+def transposed(rows: list[Args]) -> list[list[Any]] | None:
     """The columns of rows that all have the same width; None if they do not."""
     width = len(rows[0])
     try:
@@ -301,7 +305,7 @@ def pack(streams: Streams, record: ColumnRecord) -> bytes:
     return b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "little"), part)])
 
 
-def unpack(data: bytes) -> tuple[Header, Columns]:
+def unpack(data: bytes) -> tuple[RecordHeader, Columns]:
     """Decodes the header and the columns of all tables, which may differ in length."""
     try:
         parts = parts_of(data)

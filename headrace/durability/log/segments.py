@@ -19,10 +19,10 @@ from headrace.durability.log.frames import (
     NUMBER_MAX,
     RECORD,
     BadFrame,
-    Header,
     LogFrame,
     NewerFormat,
-    Ref,
+    SegmentHeader,
+    SegmentRef,
     decode_frame,
     decode_header,
     length_at,
@@ -74,9 +74,9 @@ class RecordPosition(NamedTuple):
 class SegmentChain(NamedTuple):
     """The segments of a log, oldest first, and other segments in its folder."""
 
-    refs: list[Ref]
-    torn: list[Ref]  # begun and empty: ignored
-    orphans: list[Ref]  # of writers that lost a race, or left over from a retirement
+    refs: list[SegmentRef]
+    torn: list[SegmentRef]  # begun and empty: ignored
+    orphans: list[SegmentRef]  # of writers that lost a race, or left over from a retirement
     kept: int  # records from this number on must be there; older ones are retired
 
     @property
@@ -85,12 +85,12 @@ class SegmentChain(NamedTuple):
         return max((ref.term for ref in (*self.refs, *self.torn, *self.orphans)), default=0)
 
 
-def refs_in(store: Store, folder: str) -> list[Ref]:
+def refs_in(store: Store, folder: str) -> list[SegmentRef]:
     """All segments in the folder, whether they count or not, in the order of their terms."""
     return _list_segments(store, folder)[0]
 
 
-def _list_segments(store: Store, folder: str) -> tuple[list[Ref], list[int]]:
+def _list_segments(store: Store, folder: str) -> tuple[list[SegmentRef], list[int]]:
     """The segments in the folder, and the numbers in the marks of what is retired."""
     refs, retired = [], []
     for name in store.list(f"{folder}/"):
@@ -114,11 +114,11 @@ def find_chain(store: Store, folder: str, broken: list[BrokenAt] | None = None) 
     """
     refs, marks = _list_segments(store, folder)
     kept = max(marks, default=0)
-    torn: list[Ref] = []
+    torn: list[SegmentRef] = []
     while refs and LogSegment(store, folder, refs[-1], is_lenient=broken is not None).is_torn:
         torn.append(refs.pop())
-    chain: list[Ref] = []
-    orphans: list[Ref] = []
+    chain: list[SegmentRef] = []
+    orphans: list[SegmentRef] = []
     index = len(refs) - 1  # of the newest segment that counts and is not in the chain yet
     while index >= 0:
         low = index
@@ -132,7 +132,7 @@ def find_chain(store: Store, folder: str, broken: list[BrokenAt] | None = None) 
     return SegmentChain(chain, torn, orphans, kept)
 
 
-def _previous(store: Store, folder: str, refs: list[Ref], low: int, broken: list[BrokenAt] | None) -> int:
+def _previous(store: Store, folder: str, refs: list[SegmentRef], low: int, broken: list[BrokenAt] | None) -> int:
     """The index of the predecessor of segment `low`; -1 if it is not there."""
     index = low - 1
     try:
@@ -153,7 +153,7 @@ class LogSegment:
     """Reads one segment: its header, and its frames in order, with a few megabytes in memory at a time."""
 
     def __init__(
-        self, store: Store, folder: str, ref: Ref, ahead: int = HEADER_BYTES + 1, is_lenient: bool = False
+        self, store: Store, folder: str, ref: SegmentRef, ahead: int = HEADER_BYTES + 1, is_lenient: bool = False
     ) -> None:
         """Reads `ahead` bytes with the header. `ObjectMissing`; `BrokenAt` if the header is broken, unless lenient."""
         self.ref = ref
@@ -173,7 +173,7 @@ class LogSegment:
         return self._header is not None
 
     @property
-    def header(self) -> Header:
+    def header(self) -> SegmentHeader:
         if self._header is None:
             raise self._error
         return self._header
@@ -280,7 +280,7 @@ class LogSegment:
             yield frame
             at = frame.end
 
-    def _read_header(self, ahead: int) -> Header | None:
+    def _read_header(self, ahead: int) -> SegmentHeader | None:
         why = ""
         for _ in range(2):
             self._buffer = raw = self._store.get_part(self.file, 0, ahead)

@@ -15,9 +15,9 @@ from headrace.durability.log.frames import (
     NUMBER_MAX,
     RECORD,
     TERM_MAX,
-    Header,
     LogFrame,
-    Ref,
+    SegmentHeader,
+    SegmentRef,
     encode_frame,
     encode_header,
     seed_of,
@@ -33,7 +33,7 @@ TAKEOVER_TRIES = 100
 class LogEnd(NamedTuple):
     """Where a log ends, as its next writer found it."""
 
-    ref: Ref | None  # None: there is no segment
+    ref: SegmentRef | None  # None: there is no segment
     end: int  # how many of its bytes are proven durable
     last: int  # the last record in them
     loose: list[LogFrame]  # records after that: valid, but perhaps only in a cache
@@ -95,7 +95,7 @@ def _find_end(store: Store, folder: str, chain: SegmentChain) -> LogEnd:
     return LogEnd(ref, end, last, loose)
 
 
-def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: bool = False) -> tuple[Ref, int]:
+def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: bool = False) -> tuple[SegmentRef, int]:
     """Creates a segment that names its predecessor and holds the loose records. Returns it and its size in bytes."""
     first = end.last + 1
     ref = segment_ref(first, term, is_whole)
@@ -104,7 +104,7 @@ def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: b
     for frame in end.loose:
         frames.append(encode_frame(seed, size, RECORD, frame.number, frame.term, end.last, frame.data))
         size += len(frames[-1])
-    header = Header(first, term, size, end.ref.name if end.ref else "", end.end, end.last)
+    header = SegmentHeader(first, term, size, end.ref.name if end.ref else "", end.end, end.last)
     data = b"".join((encode_header(seed, header), *frames))
     if not store.create(f"{folder}/{ref.name}", data) and not _is_ours(store, f"{folder}/{ref.name}", data):
         raise Fenced(f"{store.url}/{folder}/{ref.name} already exists: another coordinator has term {term}")

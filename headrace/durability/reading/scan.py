@@ -34,16 +34,16 @@ from headrace.durability.snapshots.layers import (
     ShardedRows,
     columns_of,
     concat_tables,
+    shard_ranges,
     single_array,
-    stretches,
     table_of,
 )
-from headrace.durability.snapshots.manifests import Layer, Manifest, read
+from headrace.durability.snapshots.manifests import Layer, Manifest, read_object
 from headrace.durability.store import Store
 from headrace.model.operator import Operator
 from headrace.wire.values import EXPIRING, WRAP_BYTES, Key
 
-Range = tuple[int, int]  # the first and the last shard
+ShardRange = tuple[int, int]  # the first and the last shard
 
 
 class ScannedRows(NamedTuple):
@@ -75,7 +75,7 @@ class Scan:
 
     # --- who reads what ---
 
-    def ranges(self, count: int, keys: Collection[Key] | None = None) -> list[Range]:
+    def ranges(self, count: int, keys: Collection[Key] | None = None) -> list[ShardRange]:
         """At most `count` ranges of shards, about equally large; with keys, only the shards that have them."""
         if not self.is_aligned or not self.layers:
             return [(0, self.shards - 1)]
@@ -108,7 +108,7 @@ class Scan:
 
     def read(
         self,
-        within: Range,
+        within: ShardRange,
         keys: Collection[Key] | None = None,
         later: LaterStates | None = None,
         ttl: tuple[int, int] | None = None,
@@ -117,7 +117,7 @@ class Scan:
         microseconds."""
         wanted = None if keys is None else split_keys(keys)
         over = None if later is None else self._table_of(later, within)
-        for pieces in self._stretches(within):
+        for pieces in self._shard_groups(within):
             tables = [self._own_rows(rows.table, wanted) for rows in pieces]
             yield from self._visible_rows(
                 [table for table in tables if table is not None and table.num_rows], over, ttl
@@ -126,7 +126,7 @@ class Scan:
             kept = over if wanted is None else over.filter(has_key(over, wanted))
             yield from self._visible_rows([kept] if kept.num_rows else [], None, ttl)
 
-    def _stretches(self, within: Range) -> Iterator[list[ShardedRows]]:
+    def _shard_groups(self, within: ShardRange) -> Iterator[list[ShardedRows]]:
         """The rows of a few shards at a time, from all layers, the newest last."""
         layers = [self._sources(layer) for layer in self.layers]
         sources = [
@@ -135,7 +135,7 @@ class Scan:
             for source in layer
             if source.shards[0] <= within[1] and within[0] <= source.shards[1]
         ]
-        some = [(0, self.shards - 1)] if not self.is_aligned else list(stretches(sources))
+        some = [(0, self.shards - 1)] if not self.is_aligned else list(shard_ranges(sources))
         for first, last in some:
             first, last = max(first, within[0]), min(last, within[1])
             if first <= last:
@@ -145,7 +145,10 @@ class Scan:
         assert self.manifest is not None
         return [
             LayerSource(
-                functools.partial(read, self.store, self.manifest.snapshot_id, each), each.bytes, each.rows, each.shards
+                functools.partial(read_object, self.store, self.manifest.snapshot_id, each),
+                each.bytes,
+                each.rows,
+                each.shards,
             )
             for each in layer.objects
         ]
@@ -159,7 +162,7 @@ class Scan:
         mine = table if len(names) == 1 else table.filter(pc.equal(operators.indices, names.index(self.name)))
         return mine if wanted is None else mine.filter(has_key(mine, wanted))
 
-    def _table_of(self, later: LaterStates, within: Range) -> pa.Table:
+    def _table_of(self, later: LaterStates, within: ShardRange) -> pa.Table:
         changed = later.changed
         if self.operator is not None and within != (0, self.shards - 1) and changed:
             key_shards = shards_of(self.operator, list(changed), self.shards)

@@ -26,7 +26,7 @@ from headrace.durability.log.log import Log, bounds, read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.migration import migrate
 from headrace.durability.recovery import snapshots_of
-from headrace.durability.snapshots.snapshots import Loaded
+from headrace.durability.snapshots.snapshots import LoadedSnapshot
 from headrace.durability.store import Store, open_store
 from headrace.errors import AppChanged, BadRequest, SnapshotBroken, WrongStore
 from headrace.model.app import App
@@ -77,7 +77,7 @@ class StoreReader:
         except AppChanged:
             return None
 
-    def load(self, epoch: int | None) -> Loaded | None:
+    def load(self, epoch: int | None) -> LoadedSnapshot | None:
         """The newest intact snapshot at or before this epoch from which the log continues. None if the log alone
         reaches back to the beginning."""
         first = bounds(self.store, "log")[0]

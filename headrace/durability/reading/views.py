@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from headrace.durability.columns import split, split_keys
 from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
 from headrace.durability.log.changelog import Changelog
-from headrace.durability.reading.scan import LaterStates, Range, Scan, ScannedRows
+from headrace.durability.reading.scan import LaterStates, Scan, ScannedRows, ShardRange
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.snapshots.layers import FOLD_ROWS
 from headrace.durability.snapshots.manifests import Manifest, SnapshotId, read_manifest
@@ -145,7 +145,7 @@ class View:
 
     # --- reading ---
 
-    def ranges(self, epoch_end: EpochEnd, scan: Scan, count: int, keys: Collection[Any] | None) -> list[Range]:
+    def ranges(self, epoch_end: EpochEnd, scan: Scan, count: int, keys: Collection[Any] | None) -> list[ShardRange]:
         """Ranges of shards for this many readers. A replay needs a single reader; so do changes, if the shard of a key
         is not known."""
         is_whole = epoch_end.how == REPLAY or (epoch_end.how == CHANGES and scan.operator is None)
@@ -155,7 +155,7 @@ class View:
         self,
         epoch_end: EpochEnd,
         app_fingerprint: Fingerprint,
-        within: Range | None = None,
+        within: ShardRange | None = None,
         keys: Collection[Any] | None = None,
     ) -> Iterator[ScannedRows]:
         within = within or (0, self.shards - 1)

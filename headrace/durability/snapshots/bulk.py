@@ -37,7 +37,7 @@ from headrace.durability.log.records import BatchHeader, EpochHeader, Records, u
 from headrace.durability.reading.scan import is_distinct
 from headrace.durability.recovery import OpenedStore
 from headrace.durability.snapshots.layers import ShardedRows, ordered, parts, table_of
-from headrace.durability.snapshots.manifests import OBJECTS, Manifest, SnapshotId, Stored, parse_snapshot_id
+from headrace.durability.snapshots.manifests import OBJECTS, Manifest, SnapshotId, StoredObject, parse_snapshot_id
 from headrace.durability.store import Store
 from headrace.errors import BadRequest, BadValue, HeadraceError, StoreError
 from headrace.model.app import App
@@ -53,7 +53,7 @@ SCALARS = (int, float, str, bool, bytes)
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
-def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
+def needs_engine(store: Store, app: App, manifest: Manifest | None) -> bool:
     """Whether only an engine can bring the snapshot up to date: there are epochs after it, or the code has changed."""
     for record in read_log(store, "log", manifest.position if manifest is not None else None):
         header, _ = unpack(record.data)
@@ -64,7 +64,7 @@ def has_more(store: Store, app: App, manifest: Manifest | None) -> bool:
     return manifest is not None and manifest.fingerprint != fingerprint(app).digest
 
 
-class Bulk:
+class BulkLoad:
     """A store, taken over for one load, with the snapshot that the load is added to."""
 
     def __init__(self, store: Store, app: App, config: Config) -> None:
@@ -73,7 +73,7 @@ class Bulk:
         self.base = self.opened_store.snapshots.newest()
         engine = Engine(app, config, seed=self.opened_store.seed)
         self.records = Records(engine.program, self.opened_store.fingerprint, store)
-        if has_more(store, app, self.base):
+        if needs_engine(store, app, self.base):
             self.close()
             raise StoreError(
                 f"{store.url} has epochs that are in no snapshot: another process took it over in the meantime, or an "
@@ -84,10 +84,10 @@ class Bulk:
         )
         if self.base is not None:
             self.meta = dict(self.base.meta)
-        self.opened_store.snapshots.begin(self.base)
+        self.opened_store.snapshots.continue_from(self.base)
         self.snapshot_id = self.opened_store.snapshots.new_snapshot_id(self.opened_store.log.term, self.epoch)
 
-    def publish(self, operator: str, layers: list[list[Stored]]) -> Manifest:
+    def publish(self, operator: str, layers: list[list[StoredObject]]) -> Manifest:
         """Publishes the layers: they are part of the state from now on."""
         opened_store = self.opened_store
         if self.base is not None:
@@ -135,14 +135,16 @@ class BulkTarget(NamedTuple):
         return np.asarray(shards_of(self.operator, keys, self.shards), np.int64)
 
 
-def write(store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tuple[Columns, Columns]]) -> list[Stored]:
+def write(
+    store: Store, target: BulkTarget, first_part: int, pieces: Iterator[tuple[Columns, Columns]]
+) -> list[StoredObject]:
     """Writes keys and states as parts of a layer. The pieces are in the order of their shards and hold whole shards."""
-    written: list[Stored] = []
+    written: list[StoredObject] = []
     for part in parts((rows_of(target, *piece) for piece in pieces), PART_BYTES):
         name = target.snapshot_id.part(first_part + len(written))
         if not store.create(name, part.data):
             raise StoreError(f"{name} is in {store.url} already: are two loads running at the same time? Load again")
-        written.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
+        written.append(StoredObject(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
     return written
 
 
@@ -160,7 +162,7 @@ def deletions(keys: Columns) -> Columns:
 # --- sealing ----------------------------------------------------------------------------------------------------------
 
 
-class Sealing:
+class ColumnSealer:
     """Converts Arrow columns to sealed keys and states. It is sent to other processes."""
 
     def __init__(

@@ -273,13 +273,13 @@ class LayerSource:
 
 def fold_all(layers: Sequence[Sequence[LayerSource]], is_base: bool) -> Iterator[ShardedRows]:
     """Folds all shards, some at a time. `layers` has the files of each layer, in the order of their epochs."""
-    for first, last in stretches([source for layer in layers for source in layer]):
+    for first, last in shard_ranges([source for layer in layers for source in layer]):
         pieces = [rows for layer in layers for source in layer for rows in source.rows(first, last)]
         if pieces:
             yield fold(pieces, is_base)
 
 
-def stretches(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
+def shard_ranges(sources: list[LayerSource]) -> Iterator[tuple[int, int]]:
     """Ranges of shards to fold together, first and last: as many as fit the limits, but at least one. Assumes that a
     file's rows are spread evenly over its shards, as by a hash."""
     weights: dict[int, float] = {}

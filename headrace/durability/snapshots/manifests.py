@@ -62,7 +62,7 @@ def parse_snapshot_id(name: str) -> SnapshotId | None:
     return SnapshotId(term, epoch, number)
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredObject(msgspec.Struct, frozen=True):
     """An object, as it was written."""
 
     name: str
@@ -77,14 +77,14 @@ class Layer(msgspec.Struct, frozen=True):
 
     epoch: int
     sharding: str  # layers with the same sharding have an entity in the same shard
-    objects: tuple[Stored, ...]
+    objects: tuple[StoredObject, ...]
 
     @property
     def bytes(self) -> int:
         return sum(each.bytes for each in self.objects)
 
 
-class Body(msgspec.Struct, frozen=True):
+class ManifestBody(msgspec.Struct, frozen=True):
     """A manifest, as it is stored."""
 
     format: int
@@ -95,17 +95,17 @@ class Body(msgspec.Struct, frozen=True):
     position: int
     fingerprint: str
     layers: tuple[Layer, ...]  # the base, then changes in the order of the epochs
-    meta: bytes | Stored  # msgpack
+    meta: bytes | StoredObject  # msgpack
 
-    def objects(self) -> list[Stored]:
+    def objects(self) -> list[StoredObject]:
         objects = [each for layer in self.layers for each in layer.objects]
-        return [*objects, self.meta] if isinstance(self.meta, Stored) else objects
+        return [*objects, self.meta] if isinstance(self.meta, StoredObject) else objects
 
 
 class Manifest:
     """A manifest in a store. If it is not complete, `trouble` says why, and only its id is known."""
 
-    def __init__(self, store: Store, snapshot_id: SnapshotId, body: Body | None, trouble: str = "") -> None:
+    def __init__(self, store: Store, snapshot_id: SnapshotId, body: ManifestBody | None, trouble: str = "") -> None:
         self.store, self.snapshot_id, self.trouble = store, snapshot_id, trouble
         self._body = body
         self.term, self.epoch, self.number = snapshot_id
@@ -119,7 +119,7 @@ class Manifest:
         return self._body is not None
 
     @property
-    def body(self) -> Body:
+    def body(self) -> ManifestBody:
         if self._body is None:
             raise broken(self.store, self.snapshot_id, self.name, self.trouble)
         return self._body
@@ -149,7 +149,7 @@ class Manifest:
     def meta(self) -> dict[str, Any]:
         """Read from its own object if it is large."""
         meta = self.body.meta
-        data = meta if isinstance(meta, bytes) else decompressed(read(self.store, self.snapshot_id, meta))
+        data = meta if isinstance(meta, bytes) else decompressed(read_object(self.store, self.snapshot_id, meta))
         decoded: dict[str, Any] = msgspec.msgpack.decode(data)
         return decoded
 
@@ -157,12 +157,12 @@ class Manifest:
         return f"Manifest({self.name!r}{'' if self.is_complete else ', not complete'})"
 
 
-def encode(body: Body) -> bytes:
+def encode_manifest(body: ManifestBody) -> bytes:
     data = msgspec.json.encode(body)
     return b'{"checksum":"%08x","manifest":%s}\n' % (zlib.crc32(data), data)
 
 
-def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
+def decode_manifest(data: bytes, snapshot_id: SnapshotId) -> ManifestBody | str:
     """The manifest, or what is wrong with it."""
     frame = FRAME.fullmatch(data)
     if frame is None:
@@ -170,7 +170,7 @@ def decode(data: bytes, snapshot_id: SnapshotId) -> Body | str:
     if int(frame[1], 16) != zlib.crc32(frame[2]):
         return "its checksum is wrong"
     try:
-        body = msgspec.json.decode(frame[2], type=Body)
+        body = msgspec.json.decode(frame[2], type=ManifestBody)
     except msgspec.DecodeError as error:  # of a newer format
         return f"it cannot be read: {error}"
     if SnapshotId(body.term, body.epoch, body.number) != snapshot_id:
@@ -182,8 +182,8 @@ def read_manifest(store: Store, snapshot_id: SnapshotId) -> Manifest:
     """Reads it twice if it seems broken: the read itself may have failed. ObjectMissing if it is gone."""
     trouble = ""
     for _ in range(2):
-        found = decode(store.get(snapshot_id.manifest()), snapshot_id)
-        if isinstance(found, Body):
+        found = decode_manifest(store.get(snapshot_id.manifest()), snapshot_id)
+        if isinstance(found, ManifestBody):
             return Manifest(store, snapshot_id, found)
         trouble = found
     return Manifest(store, snapshot_id, None, trouble)
@@ -198,7 +198,7 @@ def decompressed(data: bytes) -> bytes:
     return bytes(pa.decompress(data[8:], decompressed_size=size, codec="zstd", asbytes=True))
 
 
-def read(store: Store, snapshot_id: SnapshotId, stored: Stored) -> bytes:
+def read_object(store: Store, snapshot_id: SnapshotId, stored: StoredObject) -> bytes:
     """An object of this snapshot, verified by its size and checksum."""
     trouble = ""
     for _ in range(2):

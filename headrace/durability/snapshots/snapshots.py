@@ -43,17 +43,17 @@ from headrace.durability.snapshots.manifests import (
     MANIFESTS,
     META_INLINE_BYTES_MAX,
     OBJECTS,
-    Body,
     Layer,
     Manifest,
+    ManifestBody,
     SnapshotId,
-    Stored,
+    StoredObject,
     broken,
     compressed,
-    encode,
+    encode_manifest,
     parse_snapshot_id,
-    read,
     read_manifest,
+    read_object,
 )
 from headrace.durability.store import Store
 from headrace.errors import Fenced, ObjectMissing, SnapshotBroken, StoreError, WrongStore
@@ -61,7 +61,7 @@ from headrace.errors import Fenced, ObjectMissing, SnapshotBroken, StoreError, W
 TRIES_MAX = 5  # to load, while snapshots are being retired
 
 
-class Loaded(NamedTuple):
+class LoadedSnapshot(NamedTuple):
     manifest: Manifest
     tables: Tables  # operator -> key -> sealed state; only operators that have state
 
@@ -113,7 +113,7 @@ class Snapshots:
         finally:
             self._unpublished.difference_update(written)
 
-    def begin(self, manifest: Manifest | None) -> None:
+    def continue_from(self, manifest: Manifest | None) -> None:
         """Makes the next save continue this snapshot, as if it had been loaded, for callers that do not need its
         state."""
         with self._lock:
@@ -128,7 +128,7 @@ class Snapshots:
         snapshot_id: SnapshotId,
         position: int,
         fingerprint: str,
-        objects: list[tuple[Stored, ...]],
+        objects: list[tuple[StoredObject, ...]],
         meta: dict[str, Any],
     ) -> Manifest:
         """Publishes a manifest with these layers over the last one's. Their objects have this id and are durable."""
@@ -187,16 +187,16 @@ class Snapshots:
         for i, part in enumerate(files):
             name = snapshot_id.part(i)
             self._put(name, part.data, written)
-            objects.append(Stored(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
+            objects.append(StoredObject(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
         return Layer(snapshot_id.epoch, sharding, tuple(objects))
 
-    def _write_meta(self, snapshot_id: SnapshotId, meta: dict[str, Any], written: list[str]) -> bytes | Stored:
+    def _write_meta(self, snapshot_id: SnapshotId, meta: dict[str, Any], written: list[str]) -> bytes | StoredObject:
         data = msgspec.msgpack.encode(meta)
         if len(data) <= META_INLINE_BYTES_MAX:
             return data
         data = compressed(data)
         self._put(snapshot_id.meta(), data, written)
-        return Stored(snapshot_id.meta(), len(data), zlib.crc32(data))
+        return StoredObject(snapshot_id.meta(), len(data), zlib.crc32(data))
 
     def _put(self, name: str, data: bytes, written: list[str]) -> None:
         written.append(name)
@@ -209,13 +209,19 @@ class Snapshots:
             raise Fenced(f"{name} is in {self.store.url} already: another coordinator has term {self._term}")
 
     def _publish(
-        self, term: int, epoch: int, position: int, fingerprint: str, layers: tuple[Layer, ...], meta: bytes | Stored
+        self,
+        term: int,
+        epoch: int,
+        position: int,
+        fingerprint: str,
+        layers: tuple[Layer, ...],
+        meta: bytes | StoredObject,
     ) -> Manifest:
         """Called under the lock: each manifest continues the last published one, and is newer."""
         self._number += 1
         snapshot_id = SnapshotId(term, epoch, self._number)
-        body = Body(FORMAT, self.identity, epoch, term, snapshot_id.number, position, fingerprint, layers, meta)
-        self._create(snapshot_id.manifest(), encode(body))
+        body = ManifestBody(FORMAT, self.identity, epoch, term, snapshot_id.number, position, fingerprint, layers, meta)
+        self._create(snapshot_id.manifest(), encode_manifest(body))
         self._last = Manifest(self.store, snapshot_id, body)
         return self._last
 
@@ -246,7 +252,7 @@ class Snapshots:
 
     # --- loading ---
 
-    def load(self, epoch: int | None = None) -> Loaded | None:
+    def load(self, epoch: int | None = None) -> LoadedSnapshot | None:
         """Loads the newest snapshot, at most of this epoch; None if the store has none. Anything else is an error."""
         for _ in range(TRIES_MAX):
             manifest = self._choose(epoch)
@@ -254,7 +260,7 @@ class Snapshots:
                 self._has_loaded = True
                 return None
             try:
-                loaded = Loaded(manifest, self._tables(manifest))
+                loaded = LoadedSnapshot(manifest, self._tables(manifest))
             except SnapshotBroken:
                 if self.store.exists(manifest.name):
                     raise
@@ -310,7 +316,7 @@ class Snapshots:
         tables: Tables = {}
         for layer in manifest.layers:
             for stored in layer.objects:
-                data = read(self.store, manifest.snapshot_id, stored)
+                data = read_object(self.store, manifest.snapshot_id, stored)
                 try:
                     apply(data, tables)
                 except (pa.ArrowException, KeyError) as error:
@@ -349,10 +355,12 @@ class Snapshots:
     def _sources(self, snapshot_id: SnapshotId, layer: Layer, sharding: str) -> list[LayerSource]:
         if layer.sharding == sharding:
             return [
-                LayerSource(functools.partial(read, self.store, snapshot_id, each), each.bytes, each.rows, each.shards)
+                LayerSource(
+                    functools.partial(read_object, self.store, snapshot_id, each), each.bytes, each.rows, each.shards
+                )
                 for each in layer.objects
             ]
-        rows = resharded((read(self.store, snapshot_id, each) for each in layer.objects), self.shards)
+        rows = resharded((read_object(self.store, snapshot_id, each) for each in layer.objects), self.shards)
         return [
             LayerSource(lambda data=part.data: data, len(part.data), part.rows, part.shards)  # type: ignore[misc]
             for part in parts([rows], self.part_bytes)

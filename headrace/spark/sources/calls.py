@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from headrace.core.source_batches import ONCE
 from headrace.durability.identity import CURRENT, read_checked
 from headrace.durability.inbox.inbox import (
-    Closed,
+    ClosedBatch,
     InboxSegment,
     await_taken,
     close_batch,
@@ -191,13 +191,13 @@ class CallsWriter:
         settle()
         return TaskCommit(query, batch, partition, segments)
 
-    def _close(self, messages: list[WriterCommitMessage | None], batch: int) -> Closed:
+    def _close(self, messages: list[WriterCommitMessage | None], batch: int) -> ClosedBatch:
         written = sorted(
             (message for message in messages if isinstance(message, TaskCommit)), key=lambda each: each.partition
         )
         assert written, "Spark makes a task also for a batch without any partition"
         segments = [segment for each in written for segment in each.segments]
-        closed = Closed(written[0].query, batch, self.wanted.function, segments)
+        closed = ClosedBatch(written[0].query, batch, self.wanted.function, segments)
         store = store_of(self.options)
         if not close_batch(store, closed):
             discard_repeat(store, closed)  # it was closed before, by an attempt that Spark does not know of

@@ -36,7 +36,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from headrace.durability.columns import Columns, join, unpacked
-from headrace.durability.reading.scan import Range, Scan, ScannedRows
+from headrace.durability.reading.scan import Scan, ScannedRows, ShardRange
 from headrace.durability.reading.typed import JSON, VALUE, Column, ShapeGuess, TableShape, arrays, declared
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.errors import StreamError
@@ -54,7 +54,7 @@ YES, NO = ("true", "1", "yes"), ("false", "0", "no")
 class Slice(InputPartition):
     """The part of one reader. Without a moment it is the newest one at the time of reading."""
 
-    def __init__(self, within: Range | None, keys: list[Any] | None, moment: EpochEnd | None) -> None:
+    def __init__(self, within: ShardRange | None, keys: list[Any] | None, moment: EpochEnd | None) -> None:
         self.within, self.keys, self.moment = within, keys, moment
 
     def __repr__(self) -> str:
