@@ -18,8 +18,8 @@ REAP_S_MAX = 5.0  # for a process that was killed
 
 
 class Hosted(ABC):
-    """One incarnation of a worker. When the pipe closes, the worker counts as dead. One that `keeps_diary` keeps a
-    diary: the TID of the function that it is about to run. The diary outlives the worker."""
+    """One incarnation of a worker. When the pipe closes, the worker counts as dead. With `keeps_diary` it
+    notes the TID of each function that it is about to run. The diary outlives the worker."""
 
     def __init__(self, number: int, pipe: WorkerPipe, keeps_diary: bool) -> None:
         self.number, self.pipe, self.fd = number, pipe, pipe.fileno()

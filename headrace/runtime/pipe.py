@@ -55,7 +55,7 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     store: str | None = None  # where the rows are that an epoch names instead of holding
     host: str = LOOPBACK  # where it listens, and the name by which others reach it
     parent_pid: int = 0
-    keeps_diary: bool = False  # it keeps a diary of what it is about to run: slow
+    keeps_diary: bool = False  # note each TID before it runs: slow
     diary_fd: int | None = None
 
 

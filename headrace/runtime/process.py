@@ -22,7 +22,7 @@ HOME = str(Path(__file__).parent.parent.parent)  # the folder that holds the pac
 
 
 class WorkerProcess(Hosted):
-    """A child process of this one. If it `keeps_diary`, its diary is an unnamed temporary file."""
+    """A child process of this one. With `keeps_diary`, the diary is an unnamed temporary file."""
 
     def __init__(self, job: Job) -> None:
         self._diary = tempfile.TemporaryFile() if job.keeps_diary else None  # noqa: SIM115 open as long as the process
