@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Cluster":  # only who wants several workers needs ZeroMQ
+    if name == "Cluster":  # imported on demand: only several workers need ZeroMQ
         from headrace.runtime.cluster import Cluster
 
         return Cluster

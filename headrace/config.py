@@ -1,7 +1,7 @@
-"""The one configuration object: every limit and every interval, each with its unit in its name.
+"""The configuration: every limit and every interval, each with its unit in its name.
 
-Limits that can change a result (`*_max` of calls, depth, bytes) count. Only `wall_limit_us` measures time, and what it
-decides becomes part of the log.
+Limits that can change a result (`*_max` of calls, depth, bytes) count something. Only `wall_limit_us` measures time,
+and its decisions become part of the log.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ LIMITS = ("calls_max", "depth_max", "transaction_bytes_max", "value_bytes_max", 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Config:
     # An epoch closes when it has this many transactions, or this long after its first one. With an interval of 0 it
-    # closes as soon as what came together has been taken: while one epoch runs, the next one gathers.
+    # closes as soon as all waiting requests have been taken: while one epoch runs, requests collect for the next one.
     epoch_transactions_max: int = 1_000
     epoch_interval_us: int = 0
-    epoch_bytes_max: int = 16 << 20  # of arguments that are not small, beyond one call's
+    epoch_bytes_max: int = 16 << 20  # of arguments that are not small; one call may exceed it
 
     # One transaction.
     calls_max: int = 10_000
@@ -39,33 +39,33 @@ class Config:
     key_bytes_max: int = 512
     request_id_bytes_max: int = 256
 
-    # What is kept to answer a repeated request id: as many transactions, as long as this.
+    # What is kept to answer a repeated request id: at most this many transactions, for this long.
     request_ids_max: int = 250_000
     request_id_retention_us: int = 600_000_000
 
-    # Streaming queries whose last batch is remembered.
+    # Number of streaming queries whose last batch is remembered.
     queries_max: int = 1_000
 
     # Back-pressure: transactions taken from clients and not answered yet.
     pending_transactions_max: int = 1_000_000
 
-    # Placement: the key space is cut into so many shards, once and for all.
+    # Placement: the key space is divided into this many shards, fixed when a store is created.
     shards: int = 64
 
     # Epochs that run at the same time: the next one starts while the last one settles.
     epochs_in_flight_max: int = 2
 
-    # Between nodes: when an unacknowledged frame is sent again, how many at once, and the entities of one frame.
+    # Between nodes: when an unacknowledged frame is sent again, how many frames at once, and entities per frame.
     resend_us: int = 1_000_000
     window_frames_max: int = 64
     entities_per_frame_max: int = 10_000
 
-    # What a recovery replays at most: after so many transactions the coordinator takes a copy of all state.
+    # Limits what a recovery replays: after this many transactions the coordinator takes a copy of all state.
     replay_transactions_max: int = 200_000
 
-    # With a store: when a snapshot is taken (also after `replay_transactions_max`), how many are kept, for how long
-    # replies are, and at least how long after the last ones the next are written (streams of them see them no sooner),
-    # and how large a segment of the log grows.
+    # With a store: how often a snapshot is taken (also after `replay_transactions_max`), how many are kept, how long
+    # replies are kept, the least time between two writes of replies (streams of replies see them no sooner), and how
+    # large a segment of the log grows.
     snapshot_interval_us: int = 10_000_000
     snapshots_kept: int = 3
     reply_retention_us: int = 3_600_000_000
@@ -78,21 +78,21 @@ class Config:
     # Calls that a worker runs before it looks at its messages again.
     slice_calls_max: int = 500
 
-    # A function's calls are predicted once so many runs of it were alike.
+    # A function's calls are predicted after this many runs that made the same calls.
     predict_after_runs: int = 16
 
-    # A transaction whose functions keep one worker busy for longer than this is stopped with the worker, and aborts by
-    # decree.
+    # A transaction whose functions keep a worker busy for longer than this is stopped together with the worker, and
+    # aborts by decree.
     wall_limit_us: int = 10_000_000
 
-    # A worker that is silent for this long is taken for lost.
+    # A worker that is silent for this long is considered lost.
     silence_us_max: int = 5_000_000
 
     def __post_init__(self) -> None:
         self.validate()
 
     def limits(self) -> dict[str, int]:
-        """Those that can change a result: they are part of the log."""
+        """The limits that can change a result: they are part of the log."""
         return {name: getattr(self, name) for name in LIMITS}
 
     def validate(self) -> None:
@@ -104,6 +104,6 @@ class Config:
             if not least <= value < 1 << 62:
                 raise ConfigError(f"{field.name} is {value}; it must be between {least} and 2**62")
         if self.value_depth_max > 200:
-            raise ConfigError(f"value_depth_max is {self.value_depth_max}; deeper than 200 is not carried anywhere")
+            raise ConfigError(f"value_depth_max is {self.value_depth_max}; it must be at most 200")
         if self.reply_retention_us < self.request_id_retention_us:
-            raise ConfigError("reply_retention_us is less than request_id_retention_us: an id's reply must be kept")
+            raise ConfigError("reply_retention_us must be at least request_id_retention_us: an id's reply must be kept")

@@ -1,8 +1,8 @@
-"""Every error Headrace raises: who erred, where, and what to do next.
+"""Every error that Headrace raises: who erred, where, and what to do next.
 
-An error has a stable `code` (for programs), a message (for people), `retry` (may the same call succeed later?)
-and an `http_status`. Two kinds never mix: a request that is *refused* was never logged and changed nothing; a
-transaction that *aborted* was logged, ran, and was undone.
+An error has a stable `code` (for programs), a message (for people), `retry` (may the same call succeed later?) and an
+`http_status`. Two kinds never mix: a request that is *refused* was never logged and changed nothing; a transaction that
+*aborted* was logged, ran, and was undone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class HeadraceError(Exception):
-    """The base class: `except HeadraceError` catches all that Headrace raises."""
+    """The base class: `except HeadraceError` catches every error that Headrace raises."""
 
     code: ClassVar[str] = "headrace_error"
     retry: ClassVar[bool] = False
@@ -26,7 +26,7 @@ class Abort(Exception):
 
 
 class ModelError(HeadraceError):
-    """The app is defined wrongly: found when it is imported or started, never while it serves."""
+    """The app is defined incorrectly: found when it is imported or started, never while it serves."""
 
     code = "bad_model"
 
@@ -48,14 +48,14 @@ class BadRequest(HeadraceError):
 
 
 class UnknownFunction(BadRequest):
-    """No such operator, or no such function on it."""
+    """The operator does not exist, or has no such function."""
 
     code = "unknown_function"
     http_status = 404
 
 
 class BadKey(BadRequest):
-    """A key is a str, an int of 64 bits or bytes, and not too long."""
+    """The key is not a str, a 64-bit int or bytes, or it is too long."""
 
     code = "bad_key"
 
@@ -67,7 +67,7 @@ class BadArguments(BadRequest):
 
 
 class BadValue(BadRequest):
-    """A value that cannot be carried unchanged: not msgpack, not a known dataclass or struct, too deep."""
+    """A value cannot be carried unchanged: not msgpack, not a known dataclass or struct, or nested too deep."""
 
     code = "bad_value"
 
@@ -80,41 +80,41 @@ class TooLarge(BadRequest):
 
 
 class RequestIdReused(BadRequest):
-    """The request id was used before, for another call."""
+    """The request id was used before, for a different call."""
 
     code = "request_id_reused"
     http_status = 409
 
 
 class BadMessage(BadRequest):
-    """Bytes that are no message of ours: cut short, of an unknown type, too large or too deep."""
+    """The bytes are not a Headrace message: truncated, of an unknown type, too large or nested too deep."""
 
     code = "bad_message"
 
 
 class ReplyExpired(BadRequest):
-    """It ran long ago: its reply is not kept any more."""
+    """The request ran long ago, and its reply is no longer kept."""
 
     code = "reply_expired"
     http_status = 410
 
 
 class Forbidden(BadRequest):
-    """The caller may not: a web page of another site, or a name that is not this server's."""
+    """The host or the origin of the request is not allowed: a web page of another site, or another host name."""
 
     code = "forbidden"
     http_status = 403
 
 
 class Overloaded(HeadraceError):
-    """Too many requests are waiting; nothing was logged."""
+    """Too many requests are waiting; this one was not logged."""
 
     code = "overloaded"
     retry = True
     http_status = 503
 
 
-# --- the transaction ended otherwise than with a result ---------------------------------------------------------------
+# --- the transaction ended without a result ---------------------------------------------------------------------------
 
 
 class LimitReached(HeadraceError):
@@ -125,14 +125,14 @@ class LimitReached(HeadraceError):
 
 
 class BadCall(HeadraceError):
-    """A function used its context wrongly: a call that was not awaited, an await of something else."""
+    """A function used its context incorrectly: it did not await a call, or awaited something else."""
 
     code = "bad_call"
     http_status = 422
 
 
 class Aborted(HeadraceError):
-    """What a client raises for a transaction that aborted: `type` and `message` of the exception, and where."""
+    """Raised by a client for a transaction that aborted: the exception's `type` and `message`, and where."""
 
     code = "aborted"
     http_status = 409
@@ -142,12 +142,12 @@ class Aborted(HeadraceError):
         self.type, self.message, self.function, self.key, self.tid = type, message, function, key, tid
         self.cause_code = cause_code
 
-    def __reduce__(self) -> tuple[type[Aborted], tuple[object, ...]]:  # so that it can be copied, as exceptions are
+    def __reduce__(self) -> tuple[type[Aborted], tuple[object, ...]]:  # so that it can be copied like other exceptions
         return Aborted, (self.type, self.message, self.function, self.key, self.tid, self.cause_code)
 
 
 class Poisoned(HeadraceError):
-    """A function exhausted the process (memory, the Python stack): its transaction aborts by decree."""
+    """A function exhausted the process (memory, the Python stack), so its transaction aborts by decree."""
 
     code = "poisoned"
     http_status = 422
@@ -157,13 +157,13 @@ class Poisoned(HeadraceError):
 
 
 class AnswerTooLarge(HeadraceError):
-    """The calls ran, and what committed stays; only their answers are too large for one message."""
+    """The calls ran, and what committed stays; only the answers are too large for one message."""
 
     code = "answer_too_large"
 
 
 class Stopped(HeadraceError):
-    """The runtime is closed, or stopped itself because an invariant broke."""
+    """The runtime is closed, or has stopped itself because of an error."""
 
     code = "stopped"
     retry = True
@@ -171,13 +171,13 @@ class Stopped(HeadraceError):
 
 
 class NotDeterministic(HeadraceError):
-    """A transaction that was run again, after a worker was lost, gave another result than the one that left."""
+    """A transaction that was run again, after a loss or a restart, gave a different result from the one that left."""
 
     code = "not_deterministic"
 
 
 class Unreachable(HeadraceError):
-    """No Headrace answers at this address."""
+    """There is no Headrace server at this address."""
 
     code = "unreachable"
     retry = True
@@ -185,7 +185,7 @@ class Unreachable(HeadraceError):
 
 
 class StoreError(HeadraceError):
-    """The store of log and snapshots refuses, or does not answer. The message names the object and what to do."""
+    """The store of the log and snapshots refuses, or does not answer. The message names the object and what to do."""
 
     code = "store_error"
     retry = True
@@ -200,34 +200,34 @@ class ObjectMissing(StoreError):
 
 
 class StoreFull(StoreError):
-    """No room is left. What was answered is safe; free some space and start again."""
+    """No space is left. What was answered is safe; free some space and start again."""
 
     code = "store_full"
 
 
 class WrongStore(StoreError):
-    """The store belongs to another app or cluster, has another format, or is no store of ours."""
+    """The store belongs to another app or cluster, has another format, or is not a Headrace store."""
 
     code = "wrong_store"
     retry = False
 
 
 class LogBroken(StoreError):
-    """Records of the log that were durable cannot be read any more."""
+    """Records of the log that were durable can no longer be read."""
 
     code = "log_broken"
     retry = False
 
 
 class SnapshotBroken(StoreError):
-    """A snapshot misses an object, or one is not what was written."""
+    """An object of a snapshot is missing, or is not what was written."""
 
     code = "snapshot_broken"
     retry = False
 
 
 class Fenced(HeadraceError):
-    """Another coordinator has taken over this store: this one must not answer any more."""
+    """Another coordinator has taken over this store: this one must stop answering."""
 
     code = "fenced"
     retry = True
@@ -241,14 +241,14 @@ class AppChanged(HeadraceError):
 
 
 class ExternalFailed(HeadraceError):
-    """An external call did not succeed, after all its tries. Raised in the function that made it, which may catch."""
+    """All attempts of an external call failed. Raised in the function that made the call, which may catch it."""
 
     code = "external_failed"
     http_status = 424
 
 
 class JavaMissing(HeadraceError):
-    """Spark needs a Java 17 or 21 and none was found."""
+    """Spark needs Java 17 or 21, and none was found."""
 
     code = "java_missing"
 
@@ -260,12 +260,12 @@ class ConnectorMissing(HeadraceError):
 
 
 class StreamError(HeadraceError):
-    """A DataFrame or checkpoint that `transact` cannot run on."""
+    """A DataFrame, a checkpoint or an option that a Spark source or sink cannot use, or a batch that is blocked."""
 
     code = "bad_stream"
 
 
-# What a refusal's code means to a client that got it over the wire.
+# The errors that a client raises for the code of a refusal that it got over HTTP.
 REFUSALS: dict[str, type[HeadraceError]] = {
     error.code: error
     for error in (

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = r'((?:store=|Path\(|load\(|save\(|json\(|start\(|Location", |parquet\(f?))"(?=[a-z])'  # in examples
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
-    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    for path in [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 }
 PLACES = ["benchmarks", "docs", "examples", "headrace", "tests"]
 
