@@ -9,8 +9,8 @@ demo: install
 	$(BIN)/headrace demo
 
 test: check
-	@echo "What the tests need beside the packages is fetched now, if it is not there yet: Java 17 (190 MB), Spark's Kafka"
-	@echo "connector (10 MB), a Kafka broker (44 MB); and an archive of Spark's classes is made (200 MB)."
+	@echo "Fetching what the tests need besides the packages, if it is missing: Java 17 (190 MB), Spark's Kafka connector"
+	@echo "(10 MB), a Kafka broker (44 MB); and making an archive of Spark's classes (200 MB)."
 	-@$(BIN)/headrace doctor --quick --install-java --install-kafka --warm --port 0
 	@$(BIN)/python -m tests.kafka.broker
 	$(BIN)/python -m pytest -n 2
