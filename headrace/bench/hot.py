@@ -61,11 +61,11 @@ class WatchedCluster(Cluster):
         self.final_s: dict[int, float] = {}
         super().__init__("headrace.bench.hot:app", workers, mode="ordered")
 
-    def _carry_out(self, effect: Any) -> None:
-        if isinstance(effect, Send) and isinstance(effect.frame.body, Run | Final):
+    def _send(self, effect: Send) -> None:
+        if isinstance(effect.frame.body, Run | Final):
             times_s = self.began_s if isinstance(effect.frame.body, Run) else self.final_s
             times_s.setdefault(effect.frame.body.epoch, time.perf_counter())
-        super()._carry_out(effect)
+        super()._send(effect)
 
     def counts(self) -> dict[str, Any]:
         """The metrics, once the workers' heartbeats have reported what they sent."""

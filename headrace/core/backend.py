@@ -20,7 +20,7 @@ from headrace.core.later.deferred import ChangedLater
 
 class Backend(Protocol):
     HANDLERS: ClassVar[dict[type, str]]
-    """Which of its methods handles an event that only this backend knows."""
+    """Which of its methods handles an event, instead of the engine's."""
 
     def start(self, now_us: int, effects: list[Any]) -> None:
         """Before the first step: what a recovery found is in the backlog."""

@@ -26,7 +26,7 @@ from headrace.config import Config
 from headrace.core.channel import Channels
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
-from headrace.core.events import Lost, Overran, Received, Rescale, Start
+from headrace.core.events import Lost, Overran, Read, Received, Rescale, Start
 from headrace.core.later.deferred import ChangedLater
 from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
@@ -106,7 +106,8 @@ class Coordinator(Maintenance):
         Received: "_receive",
         Lost: "_lost",
         Overran: "_overran",
-        Rescale: "_rescale",
+        Read: "_enqueue",
+        Rescale: "_enqueue",
     }
     MESSAGES: ClassVar[dict[type, str]] = {  # from workers
         Idle: "_take_idle",
@@ -187,7 +188,7 @@ class Coordinator(Maintenance):
         self._suspect(event.tid)
         self._recover(now_us, event.worker, effects)
 
-    def _rescale(self, now_us: int, event: Rescale, effects: list[Any]) -> None:
+    def _enqueue(self, now_us: int, event: Read | Rescale, effects: list[Any]) -> None:
         self.engine.enqueue(now_us, event, effects)
 
     def resend(self, now_us: int, effects: list[Any]) -> None:

@@ -63,10 +63,10 @@ class PendingExternal(NamedTuple):
 
 
 class Engine:
-    # Which method handles an event. The backend has a table of its own, for the others.
+    # Which method handles an event, unless the backend has one for it.
     HANDLERS: ClassVar[dict[type, str]] = {
         Submit: "_submit",
-        Read: "enqueue",
+        Read: "_read",
         TakeSnapshot: "enqueue",
         Responded: "_responded",
         Appended: "_appended",
@@ -121,8 +121,8 @@ class Engine:
     def step(self, now_us: int, event: Any) -> list[Any]:
         effects: list[Any] = []
         self.ready = len(self.backlog)
-        own = self.HANDLERS.get(type(event))
-        handler = getattr(self, own) if own else getattr(self.backend, self.backend.HANDLERS[type(event)])
+        of_backend = self.backend.HANDLERS.get(type(event))
+        handler = getattr(self.backend, of_backend) if of_backend else getattr(self, self.HANDLERS[type(event)])
         handler(now_us, event, effects)
         self.defer(now_us)
         self.backend.work(now_us, effects)
@@ -230,6 +230,10 @@ class Engine:
         unfinished, self.unfinished = self.unfinished, []
         for submission, batch, done in unfinished:
             self._sequence(now_us, submission, batch, done)
+
+    def _read(self, now_us: int, event: Read, effects: list[Any]) -> None:
+        """State is read after the epochs that are closed."""
+        self.backlog.append(event)
 
     def enqueue(self, now_us: int, event: Any, effects: list[Any]) -> None:
         """Something that is not an epoch: everything that came before it runs before it."""

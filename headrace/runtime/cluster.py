@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.config import Config
 from headrace.core.coordinator import Coordinator, on_workers
@@ -51,6 +51,13 @@ FORGIVEN_S = 600.0  # deaths that are further apart do not count as in a row
 class Cluster(Driver):
     """Runs an app on several processes: `with Cluster(app, workers=2) as cluster: cluster.client.call(...)`. Pass the
     app itself or its name, "module:attribute"; the workers import it from there."""
+
+    EFFECTS: ClassVar[dict[type, str]] = Driver.EFFECTS | {
+        Send: "_send",
+        Start: "_start_worker",
+        Stop: "_stop_worker",
+        Rescaled: "_give_moved",
+    }
 
     def __init__(
         self,
@@ -213,18 +220,17 @@ class Cluster(Driver):
         self._wake_sender.close()
         self._wake_receiver.close()
 
-    def _carry_out(self, effect: Any) -> None:
-        match effect:
-            case Send(frame):
-                self._network.send(frame)
-            case Start(number):
-                self._start(number)
-            case Stop(number):
-                self._stop(number)
-            case Rescaled(token, _, moved):
-                self._answer(token, moved)
-            case _:
-                super()._carry_out(effect)
+    def _send(self, effect: Send) -> None:
+        self._network.send(effect.frame)
+
+    def _start_worker(self, effect: Start) -> None:
+        self._start(effect.worker)
+
+    def _stop_worker(self, effect: Stop) -> None:
+        self._stop(effect.worker)
+
+    def _give_moved(self, effect: Rescaled) -> None:
+        self._answer(effect.token, effect.moved)
 
     # --- the workers ---
 

@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from headrace.config import Config
 from headrace.core.admission import Admission
@@ -68,6 +68,20 @@ DRAIN_S = 0.005  # between two checks
 class Driver(ABC):
     """One core, one thread that drives it, any number of clients. A subclass provides the source of events, carries out
     its own kinds of effects, and calls `_begin` when it is set up."""
+
+    # Which method carries out an effect.
+    EFFECTS: ClassVar[dict[type, str]] = {
+        SetTimer: "_set_timer",
+        Answer: "_give_answers",
+        Refuse: "_give_refusal",
+        ReadResult: "_give_state",
+        SnapshotTaken: "_give_epoch",
+        Perform: "_perform",
+        Append: "_keep",
+        Check: "_keep",
+        Keep: "_keep",
+        Save: "_keep",
+    }
 
     def __init__(
         self, app: App, config: Config, core: Any, clock: Clock | None, opened: OpenedStore | None = None
@@ -233,10 +247,6 @@ class Driver(ABC):
             raise news.error
         self._step(news)
 
-    def _carry_out(self, effect: Any) -> None:
-        """Carry out an effect that only this kind of runtime has."""
-        raise AssertionError(f"unknown effect: {effect!r}")
-
     def _journal_metrics(self) -> dict[str, Any]:
         journal = self.engine.journal
         if not journal.is_durable:
@@ -291,23 +301,29 @@ class Driver(ABC):
         """Carry out the effects of a step."""
         self._timer_us = None
         for effect in effects:
-            if isinstance(effect, SetTimer):
-                self._timer_us = effect.at_us
-            elif isinstance(effect, Answer):
-                self._answer(effect.token, effect.answers)
-            elif isinstance(effect, Refuse):
-                self._answer(effect.token, error=effect.error)
-            elif isinstance(effect, ReadResult):
-                self._answer(effect.token, effect.entities)
-            elif isinstance(effect, SnapshotTaken):
-                self._answer(effect.token, effect.epoch)
-            elif isinstance(effect, Perform):
-                self._externals.perform(effect)
-            elif isinstance(effect, Append | Check | Keep | Save):
-                assert self._keeper is not None
-                self._keeper.carry_out(effect)
-            else:
-                self._carry_out(effect)
+            getattr(self, self.EFFECTS[type(effect)])(effect)
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        self._timer_us = effect.at_us
+
+    def _give_answers(self, effect: Answer) -> None:
+        self._answer(effect.token, effect.answers)
+
+    def _give_refusal(self, effect: Refuse) -> None:
+        self._answer(effect.token, error=effect.error)
+
+    def _give_state(self, effect: ReadResult) -> None:
+        self._answer(effect.token, effect.entities)
+
+    def _give_epoch(self, effect: SnapshotTaken) -> None:
+        self._answer(effect.token, effect.epoch)
+
+    def _perform(self, effect: Perform) -> None:
+        self._externals.perform(effect)
+
+    def _keep(self, effect: Append | Check | Keep | Save) -> None:
+        assert self._keeper is not None
+        self._keeper.carry_out(effect)
 
     def _answer(self, future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
         del self._unanswered[future]
