@@ -337,8 +337,8 @@ class Coordinator(Maintenance):
         return True
 
     def _gather_stretch(self, now_us: int, flight: Flight, first: int, last: int, effects: list[Any]) -> None:
-        """All below `first`, the lowest suspect, is final. One worker runs the stretch from there to the highest suspect;
-        a second stretch of an epoch runs to its end."""
+        """All below `first`, the lowest suspect, is final. One worker runs the stretch up to the highest suspect. A
+        second stretch of an epoch runs to its end."""
         epoch, tids = flight.epoch, flight.epoch.tids
         start, stop = tids.index(first), tids.index(last) + 1 if not flight.gatherer else len(tids)
         self._note_results(flight, start)

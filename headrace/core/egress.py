@@ -12,7 +12,7 @@ from headrace.wire.messages import Answers, Failure, RequestIds, with_refused
 
 
 class Submission:
-    """Where the rows of one submitted batch went: stretches of epochs, in the batch's order."""
+    """Where the rows of one submitted batch went: ranges of epochs, in the batch's order."""
 
     __slots__ = ("floor", "ids", "last", "refused", "stretches", "token")
 

@@ -275,7 +275,7 @@ class Engine:
         self.backend.resume(now_us, epoch, effects)
 
     def _perform(self, now_us: int, effects: list[Any]) -> None:
-        """Make the external calls whose origin is durable."""
+        """Make the external calls whose intent, or epoch, is durable."""
         effects += self.deferred.performs(self.journal.covers)
         asking = self.asking
         if asking is not None and not asking.is_made and self.journal.covers(asking.position):
