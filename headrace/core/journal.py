@@ -119,8 +119,8 @@ class Journal:
         return self.saved_us + self.config.snapshot_interval_us
 
     def take(self, now_us: int, changed: Delta, epoch: int, position: int, meta: dict[str, Any]) -> None:
-        """Take a snapshot at the end of `epoch`. It is saved once all records so far are durable: it depends on them, and
-        a recovery reads them after it."""
+        """Take a snapshot at the end of `epoch`. It is saved once all records so far are durable: it depends on them,
+        and a recovery reads them after it."""
         if self.carried:
             merged = {(operator, key): state for operator, key, state in [*self.carried, *rows_of(changed)]}
             changed, self.carried = [(*entity, state) for entity, state in merged.items()], []

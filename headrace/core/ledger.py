@@ -79,8 +79,8 @@ class Ledger:
             row += count
 
     def keep(self, epoch: Epoch) -> None:
-        """Add the next open epoch. The previous one is closed; if it holds only source batches, it has no ids to find and
-        is not kept."""
+        """Add the next open epoch. The previous one is closed; if it holds only source batches, it has no ids to find
+        and is not kept."""
         if self.epochs:
             self.kept += len(self.epochs[-1])
             if not self.epochs[-1].has_ids:
