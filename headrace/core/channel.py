@@ -3,7 +3,7 @@
 Rules:
 1. A message has a term and a number on its channel. Duplicates and messages from older terms are dropped. A message
    that comes too early waits for those before it, or for its term to begin here, while there is room.
-2. Messages not acknowledged in time are sent again, oldest first, one window at a time. Acknowledgements travel with
+2. Messages not acknowledged in time are resent, oldest first, a window at a time. Acknowledgements travel with
    messages in the other direction, or alone if there are none.
 3. A new term resets every channel; no message of the old term gets through.
 

@@ -271,7 +271,7 @@ class SerialContext(Deferring):
         return transaction.doom.error
 
     def void(self, needs: Any) -> Untracked:
-        """This run cannot go on."""
+        """This run is void."""
         transaction = self._transaction
         transaction.is_marked = True
         transaction.needs = transaction.needs or needs

@@ -5,8 +5,7 @@ give the position of a call in the order of everything.
 
 Rules:
 1. Asynchronous calls run after the root, as one queue, in the order they were made. So a place begins with the
-   generation (0 for the root, 1 for what it sends, ...), then the call of the previous generation that sent it, and so
-   on.
+   generation (0 for the root, 1 for what it sends, ...), then the call that sent it, and so on.
 2. A frame numbers all calls it makes, awaited or not, with one counter. An awaited call runs inside its caller: its
    place is the caller's place, the number, and the worker that makes it.
 3. What a frame does after an awaited call comes after everything that the call did.

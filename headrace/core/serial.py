@@ -204,7 +204,7 @@ class SerialExecutor:
                 answer = entry.run(*awaited.args)
                 if not entry.is_plain:
                     coroutine, answer = answer, None
-                while True:  # until somebody awaits again
+                while True:  # until the next await
                     if coroutine is not None:
                         try:
                             awaited = coroutine.send(answer)
@@ -384,7 +384,7 @@ class TrackedExecutor(SerialExecutor):
                 answer = run_carefully(awaited.entry, awaited.args)
                 if not awaited.entry.is_plain:
                     coroutine, answer = answer, None
-                while True:  # until somebody awaits again
+                while True:  # until the next await
                     if coroutine is not None:
                         try:
                             awaited = coroutine.send(answer)

@@ -421,7 +421,7 @@ class Worker(Gathering):
         if progress.report_at_us is None:
             aborted, suspects = self.ordered.aborted, part.suspects
             if all((tid := call.order[0]) in aborted or tid in suspects for call in part.waiting):
-                return True  # they wait in vain
+                return True  # no answer matters
             progress.report_at_us = now_us + self.config.report_delay_us
         if now_us >= progress.report_at_us or not part.waiting:
             progress.report_at_us = None

@@ -301,8 +301,8 @@ class Exchange(ABC):
         args: Args,
         caller: Caller | None,
     ) -> Call | None:
-        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. Returns it if
-        it must run."""
+        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. Returns it
+        if it must run."""
         if tid in part.suspects:
             part.touched.setdefault(tid, set()).add((entry.operator.name, key))
             return None

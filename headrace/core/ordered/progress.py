@@ -19,7 +19,7 @@ class Progress:
         self.shares: set[int] | None = None  # of a lone epoch: what this worker holds
         self.mine: list[int] = []  # TIDs of own roots
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
-        self.later: list[tuple[Any, Any]] = []  # changes of timers, schedules, messages and expiring state
+        self.later: list[tuple[Any, Any]] = []  # and changes of deferred and expiring state
         self.changes: Changes = {}  # in the serial mode
         self.needs: list[Need] = []  # external calls without a response
         self.epoch: Epoch | None = None  # in the serial mode, while it waits for one
