@@ -1,8 +1,8 @@
-"""Admission: which calls may run. A call is checked by itself, so this may be done in the caller's thread.
+"""Admission: which calls may run. Each call is checked by itself, so the caller's thread can do it.
 
-Rule: what is refused is never logged and changes nothing; the rest of its batch goes on.
+Rule: a refused call is never logged and changes nothing; the rest of its batch runs.
 
-Never here: what was asked before, state.
+Never here: earlier requests, state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Admission:
         self.program = program
 
     def admit(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
-        """Calls are `(function, key, *args)`. Those that may not run are refused in the batch."""
+        """Calls are `(function, key, *args)`. The batch lists those that are refused."""
         if not isinstance(ids, str):
             ids = list(ids)
             if len(ids) != len(calls):
@@ -48,7 +48,7 @@ class Admission:
         args: list[Args],
         source: tuple[str, int] | None = None,
     ) -> Batch:
-        """One function for many keys: checked in columns, and one by one only if something does not fit."""
+        """One function for many keys: checked in columns; one by one only if a check fails."""
         try:
             entry = self._find(function)
             is_plain = entry.operator.partition_by is None
@@ -64,7 +64,7 @@ class Admission:
         calls: list[tuple[Any, Any, Any] | BadRequest],
         source: tuple[str, int] | None = None,
     ) -> Batch:
-        """Calls are `(function, key, args)`, or the reason why there is none."""
+        """Calls are `(function, key, args)`, or the error of an invalid call."""
         entries: list[Entry] = []
         keys: list[Key] = []
         arguments: list[Args] = []

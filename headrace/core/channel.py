@@ -1,11 +1,11 @@
 """Channels: messages between the coordinator and the workers arrive once and in order, or not at all.
 
 Rules:
-1. A message has a term and, on its channel, a number. What comes twice or from an older term is dropped; what comes too
-   early waits for those before it, or for its term to begin here, as far as there is room.
-2. What is not acknowledged in time is sent again, from the oldest on, a window at a time. An acknowledgement rides on
-   what goes back anyway, else it goes alone.
-3. A new term starts every channel anew; nothing of the old term gets through.
+1. A message has a term and a number on its channel. Duplicates and messages from older terms are dropped. A message
+   that comes too early waits for those before it, or for its term to begin here, while there is room.
+2. Messages not acknowledged in time are resent, oldest first, a window at a time. Acknowledgements travel with
+   messages in the other direction, or alone if there are none.
+3. A new term resets every channel; no message of the old term gets through.
 
 Never here: what the messages mean, sockets, clocks.
 """
@@ -27,12 +27,12 @@ class Channel:
     __slots__ = ("early", "is_resending", "last_sent_us", "owes_since_us", "received", "sent", "unacknowledged")
 
     def __init__(self) -> None:
-        self.sent = self.received = 0  # how many, in this term
+        self.sent = self.received = 0  # counts, in this term
         self.unacknowledged: deque[Frame] = deque()
-        self.last_sent_us = 0  # when the oldest of them was sent last
-        self.is_resending = False  # some may have got lost
-        self.owes_since_us: int | None = None  # an acknowledgement, since when
-        self.early: dict[int, Body] = {}  # by number: what came before its turn
+        self.last_sent_us = 0  # when the oldest of them was last sent
+        self.is_resending = False  # some may be lost
+        self.owes_since_us: int | None = None  # since when an acknowledgement is due
+        self.early: dict[int, Body] = {}  # by number: messages that came too early
 
 
 class Channels:
@@ -42,7 +42,7 @@ class Channels:
         self.me, self.term = me, 0
         self.resend_us, self.window = config.resend_us, config.window_frames_max
         self.peers: dict[int, Channel] = {}
-        self.ahead: list[Frame] = []  # of a term that has not begun here
+        self.ahead: list[Frame] = []  # of terms that have not begun here
         self.resent = self.dropped = 0
 
     def begin(self, term: int) -> None:
@@ -65,7 +65,7 @@ class Channels:
         return Send(frame)
 
     def receive(self, now_us: int, frame: Frame) -> list[Body]:
-        """The messages whose turn it is with this frame: often one, none if it is not the next one of this term."""
+        """The messages that are next in order: often one; none if this frame is not the next of this term."""
         if frame.term != self.term or frame.to != self.me:
             self.dropped += 1
             if frame.term > self.term and frame.to == self.me and len(self.ahead) < AHEAD_FRAMES_MAX:
@@ -81,7 +81,7 @@ class Channels:
             channel.owes_since_us = now_us
         if frame.sequence != channel.received + 1:
             self.dropped += 1
-            if frame.sequence <= channel.received:  # it did not hear that we have it
+            if frame.sequence <= channel.received:  # our acknowledgement was lost
                 channel.owes_since_us = now_us - self.resend_us
             elif len(channel.early) < EARLY_FRAMES_MAX:
                 channel.early[frame.sequence] = frame.body
@@ -97,12 +97,12 @@ class Channels:
         return bodies
 
     def take_ahead(self) -> list[Frame]:
-        """What came before this term began: to be received now."""
+        """Frames that came before this term began, to be received now."""
         frames, self.ahead = self.ahead, []
         return [frame for frame in frames if frame.term == self.term]
 
     def upkeep(self, now_us: int) -> list[Send]:
-        """What is due: acknowledgements owed for long, and messages that may have got lost."""
+        """What is due: overdue acknowledgements, and messages that may be lost."""
         due = []
         for node, channel in self.peers.items():
             channel.is_resending &= bool(channel.unacknowledged)
@@ -118,7 +118,7 @@ class Channels:
         return due
 
     def next_due_us(self) -> int | None:
-        """When `upkeep` has something to do."""
+        """When `upkeep` next has work to do."""
         due = None
         for channel in self.peers.values():
             if channel.unacknowledged:

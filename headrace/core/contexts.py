@@ -1,11 +1,11 @@
-"""Contexts: what a call may do, and the transaction that it does it in.
+"""Contexts: what a call may do, and the transaction it belongs to.
 
 Rules:
-1. A context has its entity's state in hand, sealed. What it does to others it only notes: calls in the transaction's
+1. A context holds its entity's state, sealed. Effects on other entities are only noted: calls in the transaction's
    queue, marks on the transaction. The executor does the rest.
-2. What follows from a call's path in its transaction (random numbers, ids) is known only to those who keep track of
-   paths. The plain serial mode does not: it is told so by `Untracked`, and has the transaction run again by one that
-   does.
+2. Random numbers and ids derive from a call's path in its transaction, so only executors that track paths can give
+   them. The plain serial mode does not track them: it gets `Untracked`, and a tracking executor reruns the
+   transaction.
 
 Never here: how and when calls run, other workers.
 """
@@ -33,12 +33,11 @@ START = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class Untracked(BaseException):
-    """A signal: this run does not know what was asked for. Also noted with the transaction, since a function may catch
-    it."""
+    """A signal: this run cannot give what was asked for. Also noted in the transaction: a function may catch it."""
 
 
 class Transaction:
-    """The one that runs now. Reused: a serial worker has only one at a time."""
+    """The running transaction. Reused: a serial worker has only one at a time."""
 
     __slots__ = (
         "bytes_left",
@@ -56,19 +55,19 @@ class Transaction:
     def __init__(self, calls_max: int, bytes_max: int) -> None:
         self.limits = (calls_max, bytes_max)
         self.epoch: Epoch
-        self.undo: list[tuple[Entry, Key, Any]] = []  # what an entity's sealed state was
+        self.undo: list[tuple[Entry, Key, Any]] = []  # with the entity's earlier sealed state
         self.queue: list[Any] = []  # asynchronous calls, in the order they were made
         self.reset()
 
     def reset(self) -> None:
-        self.calls_left, self.bytes_left = self.limits  # calls_left: queued ones count by the length of the queue
-        self.unawaited: dict[Awaitable | ExternalCall, None] = {}  # made, and not awaited yet
-        self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does about it
-        self.needs: Any = None  # what this run does not know: it is void. True is the path of a call
+        self.calls_left, self.bytes_left = self.limits  # calls_left: without the queue, whose length counts too
+        self.unawaited: dict[Awaitable | ExternalCall, None] = {}  # made but not awaited yet
+        self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does
+        self.needs: Any = None  # what this run lacks (True: a call's path); if set, the run is void
         self.is_marked = False  # whether any of the above was touched
 
     def close(self) -> None:
-        """The end of a transaction that was marked."""
+        """End a marked transaction."""
         if self.needs is not None:
             raise Untracked
         for call in self.unawaited:
@@ -80,7 +79,7 @@ class Transaction:
 
 
 class Doom(NamedTuple):
-    """Why a transaction must abort, and which call brought it about."""
+    """Why a transaction must abort, and which call caused it."""
 
     error: HeadraceError
     entry: Entry
@@ -102,7 +101,7 @@ class Awaitable:
 
 
 class ExternalCall:
-    """An external call, to be awaited. It is answered at once if its response is known; else the run is void."""
+    """An awaited external call. It is answered at once if the response is known; otherwise the run is void."""
 
     __slots__ = ("args", "call", "made_at", "made_by", "name")
     words = ("call_external", "send_external")
@@ -117,7 +116,7 @@ class ExternalCall:
 
 
 class SerialContext(Deferring):
-    """A call's hold on its entity. Reused by the next call of the same function, unless this one waits."""
+    """A call's access to its entity. The next call of the function reuses it, unless this one waits."""
 
     __slots__ = (
         "_entry",
@@ -237,7 +236,7 @@ class SerialContext(Deferring):
         raise self.void(True)
 
     def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
-        """The slow and sure way for a call: checks everything, and says what is wrong."""
+        """The slow path for a call: check everything, and report what is wrong."""
         entry = self._program.find(function)
         self._program.check_key(key, entry)
         if not entry.fits(args):
@@ -265,27 +264,27 @@ class SerialContext(Deferring):
             raise self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
 
     def doomed(self, error: HeadraceError) -> HeadraceError:
-        """A limit was reached: the transaction will abort with this error, also if the function catches it now."""
+        """A limit was reached: the transaction aborts with this error, even if the function catches it."""
         transaction = self._transaction
         transaction.is_marked = True
         transaction.doom = transaction.doom or Doom(error, self._entry, self.key)
         return transaction.doom.error
 
     def void(self, needs: Any) -> Untracked:
-        """This run cannot go on."""
+        """This run is void."""
         transaction = self._transaction
         transaction.is_marked = True
         transaction.needs = transaction.needs or needs
         return Untracked()
 
     def retire(self) -> None:
-        """Nothing that is still done with this context reaches anybody."""
+        """From now on, this context has no effect."""
         self._transaction = Transaction(1 << 62, 1 << 62)
         self._queue = self._transaction.queue
 
 
 class TrackedContext(SerialContext):
-    """Knows the path of its call, numbers the calls it makes, and is never used for another one."""
+    """Knows the path of its call, numbers the calls it makes, and is never reused."""
 
     __slots__ = ("_drawn", "_made", "_path", "_paths")
 
@@ -309,7 +308,7 @@ class TrackedContext(SerialContext):
         self._paths.append(order.path_sent(self._path, self._made))
 
     def path_of_awaited(self) -> bytes:
-        """That of the call which is awaited now."""
+        """The path of the call that is awaited now."""
         self._made += 1
         return order.path_awaited(self._path, self._made)
 
@@ -334,7 +333,7 @@ class TrackedContext(SerialContext):
 
 
 class OrderedContext(SerialContext):
-    """Notes whether the state was looked at, and keeps merges apart."""
+    """Notes whether the state was read, and keeps merges separate."""
 
     __slots__ = ("_deltas", "_drawn", "_order", "_read", "_time_of")
 
@@ -345,7 +344,7 @@ class OrderedContext(SerialContext):
     def __init__(self, program: Program, transaction: Transaction, entry: Entry, time_of: Callable[[int], int]) -> None:
         super().__init__(program, transaction, entry)
         self._read, self._deltas, self._order = False, (), (0, b"")
-        self._drawn: tuple[Any, Chance] | None = None  # by which run of a call
+        self._drawn: tuple[Any, Chance] | None = None  # with the run that drew them
         self._time_of = time_of
 
     @property

@@ -3,15 +3,15 @@
     ingress ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
 
 Rules:
-1. An epoch has settled when every worker has said that it is idle and, on every channel, as much was received as was
-   sent: then nobody can get anything to do any more. Epochs settle in their order.
-2. A lone transaction goes to its root's worker only and carries a whole share; every message about it takes half of
-   what its sender holds. It has settled when the shares that came back add up to one, exactly: 2^-k travels as k.
-3. If workers suspect transactions, all below the lowest of them is final. One worker runs them and all between them
-   (`core/ordered/stretch.py`); then the others settle again. If there are more, it is all up to the end of the epoch.
-4. When a worker is lost a new term begins: everybody starts from the coordinator's copy of the state and runs the
-   epochs since then again. That gives the same results, because the log is the order; only what was not answered is.
-5. Whatever is not an epoch (reading state, taking a copy, other workers) happens between two of them.
+1. An epoch has settled when every worker has reported idle and every channel has received as much as was sent: no
+   worker can then get more work for it. Epochs settle in order.
+2. A lone transaction goes only to its root's worker, with a whole share; every message about it carries half of what
+   its sender holds. It has settled when the returned shares add up to exactly one: 2^-k travels as k.
+3. If workers report suspects, everything below the lowest suspect is final. One worker runs the suspects and everything
+   between them (`core/ordered/stretch.py`); then the others settle again. A second stretch runs to the epoch's end.
+4. When a worker is lost, a new term begins: all workers start from the coordinator's copy of the state and rerun the
+   epochs since then. The results are the same, because the log is the order; only unanswered requests are answered.
+5. Everything else (reading state, copying it, rescaling) happens between two epochs.
 
 Never here: clocks, sockets, processes.
 """
@@ -58,12 +58,12 @@ from headrace.wire.messages import (
 MODES = ("auto", "serial", "ordered")
 
 WORKER_STATS = ("ran", "repairs", "waits", "predicted", "rows_told")
-REPLAY_CHANCES = 7  # to return in time, for a transaction that may have been answered before a recovery
-TERM_BITS = 20  # of a term count what happens to the workers of one coordinator; those above are the log's
+REPLAY_CHANCES = 7  # to return in time, if the transaction may have been answered before a recovery
+TERM_BITS = 20  # of a term: its count for one coordinator; higher bits come from the log
 
 
 class Flight:
-    """An epoch on its way."""
+    """An epoch that is under way."""
 
     __slots__ = (
         "epoch",
@@ -85,19 +85,19 @@ class Flight:
     def __init__(self, epoch: Epoch, mode: str, is_lone: bool, rows: dict[int, list[int]]) -> None:
         self.epoch, self.mode, self.is_lone, self.rows = epoch, mode, is_lone, rows  # rows: by their root's worker
         self.idle: dict[int, Idle] = {}  # the latest report of each worker
-        self.results: dict[int, list[Any]] = {}  # and the results of its roots with it
-        self.first: dict[int, list[Any]] = {}  # those that came ahead of the next report
+        self.results: dict[int, list[Any]] = {}  # the results of its roots, with that report
+        self.first: dict[int, list[Any]] = {}  # results that came ahead of the next report
         self.sent: dict[int, int] = {}  # messages about it to each worker
-        self.shares: set[int] = set()  # that came back
-        self.untried: list[int] = []  # rows that are gathered at once
-        self.held: set[int] = set()  # those whose repairs did not end
-        self.gatherer = 0  # the worker that has gathered last
+        self.shares: set[int] = set()  # returned so far
+        self.untried: list[int] = []  # rows gathered without a try
+        self.held: set[int] = set()  # rows whose repairs did not end
+        self.gatherer = 0  # the last worker that gathered
         self.gathered: dict[int, Any] = {}  # by row: results,
         self.failures: dict[int, Failure] = {}  # and failures
 
 
 def responses_to(epoch: Epoch, tid: int) -> list[Response]:
-    """What is known of what a transaction asked the outside world."""
+    """The known responses to a transaction's external calls."""
     return [response for (of, _), response in epoch.responses.items() if of == tid]
 
 
@@ -118,7 +118,7 @@ class Coordinator(Maintenance):
     }
 
     def __init__(self, engine: Engine, workers: int = 1, mode: str = "auto", term: int = 0) -> None:
-        """`term` is that of the log: no worker of an earlier coordinator is heard."""
+        """`term` is the log's: messages from workers of earlier coordinators are dropped."""
         super().__init__(engine)
         self.forced = mode
         self.check(workers)
@@ -127,13 +127,13 @@ class Coordinator(Maintenance):
         self.channels = Channels(0, self.config)
         self.channels.term = term << TERM_BITS
         self.flights: dict[int, Flight] = {}
-        self.later: ChangedLater = []  # of the epoch that just became final
-        self.gathered: set[int] = set()  # TIDs that run, or ran, on nothing but final state
+        self.later: ChangedLater = []  # of the newest final epoch
+        self.gathered: set[int] = set()  # TIDs that run, or ran, only on final state
         self.storms = Storms()
         self.predictions: dict[int, list[Any]] = {}  # by the function's number
         self.predictions_told = 0
-        self.names_rows = False  # whether workers can read from the store what is there: then it is not sent
-        self.limits_told: dict[str, int] | None = None  # those that the workers run under
+        self.names_rows = False  # whether workers read stored rows from the store: then they are not sent
+        self.limits_told: dict[str, int] | None = None  # that the workers run with
         self.stats = {"rounds": 0, "gathers": 0, "gathered": 0, "recoveries": 0, "lone": 0}
         self.worker_stats: dict[int, dict[str, int]] = {}  # of this term, by worker
         self.past_stats = dict.fromkeys(WORKER_STATS, 0)  # of all earlier terms
@@ -205,7 +205,7 @@ class Coordinator(Maintenance):
         return not self.backlog and len(self.flights) < self.config.epochs_in_flight_max and self.gathering is None
 
     def work(self, now_us: int, effects: list[Any]) -> None:
-        """Give the workers what they can take."""
+        """Give the workers as much as they can take."""
         while self.gathering is None:
             if self.engine.sequencing.is_due(now_us) and self._has_room():
                 self.engine.close(now_us)
@@ -225,8 +225,7 @@ class Coordinator(Maintenance):
                 self._do_between(now_us, first, effects)
 
     def _wants_copy(self, now_us: int) -> bool:
-        """Is it time for a copy of the state, and is all that is to be run again after a recovery behind? With a log,
-        each copy is a snapshot."""
+        """Is a copy of the state due, and has a recovery's replay ended? With a log, each copy is a snapshot."""
         first = self.backlog[0] if self.backlog else self.engine.sequencing.open
         if not isinstance(first, Epoch) or first.phase == FINAL:
             return False
@@ -243,7 +242,7 @@ class Coordinator(Maintenance):
         ):
             return False
         is_other = epoch.limits != self.limits_told
-        if is_other:  # workers begin with new executors: all of them have to hear of it
+        if is_other:  # workers start new executors, so all of them must be told
             self.limits_told, self.predictions_told = epoch.limits, 0
         owner = self.shards.owner
         rows: dict[int, list[int]] = {worker: [] for worker in range(1, self.workers + 1)}
@@ -278,7 +277,7 @@ class Coordinator(Maintenance):
         return True
 
     def _suspects(self, flight: Flight, epoch: Epoch) -> list[int]:
-        """TIDs that are not tried: they overran, or their functions storm."""
+        """TIDs that are not tried: they overran, or their functions cause storms."""
         tids = {tid for tid in self.overran if tid in epoch.tids and tid not in self.poisoned}
         if flight.mode == "ordered" and not flight.is_lone:
             flight.untried = self.storms.rows(epoch.entries)
@@ -286,7 +285,7 @@ class Coordinator(Maintenance):
         return sorted(tids)
 
     def _news(self) -> list[Any] | None:
-        """The call graphs learned so far, if the workers have not got them yet."""
+        """The call graphs learned so far, if the workers do not have them yet."""
         if self.predictions_told == len(self.predictions):
             return None
         self.predictions_told = len(self.predictions)
@@ -308,7 +307,7 @@ class Coordinator(Maintenance):
         learned: dict[int, list[Any]] = {}
         for template in idle.learned:
             learned.setdefault(template[0], []).append(template)
-        self.predictions = learned | self.predictions  # who was first told all of a function's calls
+        self.predictions = learned | self.predictions  # the first report holds all of a function's calls
         for share in idle.shares or ():
             add_share(flight.shares, share)
         if idle.needs:
@@ -338,8 +337,8 @@ class Coordinator(Maintenance):
         return True
 
     def _gather_stretch(self, now_us: int, flight: Flight, first: int, last: int, effects: list[Any]) -> None:
-        """All below `first`, the lowest suspect, is final. One worker runs the stretch from there to the highest; if it
-        is not the first of this epoch, to the end."""
+        """All below `first`, the lowest suspect, is final. One worker runs the stretch up to the highest suspect. A
+        second stretch of an epoch runs to its end."""
         epoch, tids = flight.epoch, flight.epoch.tids
         start, stop = tids.index(first), tids.index(last) + 1 if not flight.gatherer else len(tids)
         self._note_results(flight, start)
@@ -352,7 +351,7 @@ class Coordinator(Maintenance):
         everybody = list(flight.idle) if flight.is_lone else list(flight.rows)
         flight.shares.clear()
         for at, worker in enumerate(everybody, start=1):
-            share = min(at, len(everybody) - 1) if flight.is_lone else None  # together they are one again
+            share = min(at, len(everybody) - 1) if flight.is_lone else None  # they add up to one
             gather = Gather(epoch.number, tids[start], tids[stop - 1], flight.gatherer, everybody, share)
             self._tell(now_us, flight, worker, gather, effects)
 
@@ -371,7 +370,7 @@ class Coordinator(Maintenance):
         flight.failures.update({tids.index(tid): failure for tid, failure in gathered.failures.items()})
 
     def _meet(self, now_us: int, flight: Flight, worker: int, effects: list[Any]) -> None:
-        """A transaction, with all below it final, has come to an external call: it goes on with the response."""
+        """A transaction waits for an external call, with all below it final. It continues with the response."""
         epoch, need = flight.epoch, flight.idle[worker].needs[0]
         self._note_results(flight, epoch.tids.index(need.tid))
         if (need.tid, need.call) in epoch.responses:
@@ -381,7 +380,7 @@ class Coordinator(Maintenance):
             self.engine.ask(epoch, need)
 
     def resume(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
-        flight = self.flights.get(epoch.number)  # none while a recovery runs what is before it again
+        flight = self.flights.get(epoch.number)  # None while a recovery reruns earlier epochs
         if flight is not None:
             for worker, report in flight.idle.items():
                 if report.needs and report.received[0] == flight.sent[worker]:
@@ -405,7 +404,7 @@ class Coordinator(Maintenance):
         return self.later
 
     def _note_results(self, flight: Flight, stop: int) -> None:
-        """The rows below `stop` are final. Where they were already, before a recovery, they must be the same again."""
+        """The rows below `stop` are final. Those already final before a recovery must give the same again."""
         epoch = flight.epoch
         results: list[Any] = [None] * len(epoch)
         failures: dict[int, Failure] = {}
@@ -442,7 +441,7 @@ class Coordinator(Maintenance):
         return [self.shards.owners, self.shards.version]
 
     def place(self, owners: list[int], version: int) -> None:
-        """Begin with the shard map of an earlier coordinator, which may have had another number of workers."""
+        """Start with an earlier coordinator's shard map; its number of workers may differ."""
         before = ShardMap(owners, version)
         self.shards = before if max(owners) == self.workers else before.rescaled(self.workers)
 
@@ -491,15 +490,15 @@ class Coordinator(Maintenance):
         self._begin_term(now_us, effects)
 
     def _suspect(self, tid: int) -> None:
-        """A function of this transaction did not return. If it ran on what was not final yet, that may be why: it gets
-        another chance, gathered. Else the transaction aborts by decree."""
+        """A function of this transaction did not return. If its reads were not final, that may be why: it gets another
+        chance, gathered. Otherwise the transaction aborts by decree."""
         epoch = next((epoch for epoch in self.log if tid in epoch.tids), None)
         if epoch is None:
             return
         self.overran.add(tid)
         if epoch.tids.index(tid) < epoch.final_rows:
             return  # its outcome is known: this time it was only slow
-        if epoch.is_replayed:  # an earlier coordinator may have answered it: it takes more to undo that
+        if epoch.is_replayed:  # an earlier coordinator may have answered it, so try more often first
             self.chances[tid] = self.chances.get(tid, REPLAY_CHANCES) - 1
             if self.chances[tid] > 0:
                 return
@@ -523,7 +522,7 @@ class Coordinator(Maintenance):
         }
 
     def _summed_stats(self) -> dict[str, int]:
-        """What workers have counted, in all terms."""
+        """The workers' counters, over all terms."""
         now = list(self.worker_stats.values())
         return {name: before + sum(stats[name] for stats in now) for name, before in self.past_stats.items()}
 

@@ -1,6 +1,6 @@
-"""Egress: which replies belong to whom, and when they may leave.
+"""Egress: which replies belong to which request, and when they may leave.
 
-A submission is answered once, when the last epoch that holds one of its rows is final.
+A submission is answered once, when the last epoch with one of its rows is final.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from headrace.wire.messages import Answers, Failure, RequestIds, with_refused
 
 
 class Submission:
-    """Where the rows of one submitted batch went: stretches of epochs, in the batch's order."""
+    """Where the rows of one submitted batch went: ranges of epochs, in the batch's order."""
 
     __slots__ = ("floor", "ids", "last", "refused", "stretches", "token")
 
     def __init__(self, token: Any, ids: RequestIds, refused: dict[int, Failure]) -> None:
-        self.token = token  # the driver's: it comes back with the answers
-        self.ids, self.refused = ids, refused  # refused: at the gate, by place in the whole batch
+        self.token = token  # the driver's; returned with the answers
+        self.ids, self.refused = ids, refused  # refused: at admission, by place in the whole batch
         self.stretches: list[tuple[Epoch | Failure, int, int]] = []
         self.last: Epoch | None = None  # the one to wait for
         self.floor = 0  # of a source's batch: its record
 
     @classmethod
     def of(cls, token: Any, batch: Batch) -> Submission:
-        """Nobody asks for the answers to what came through the store: they are read there."""
+        """Batches that came through the store get no answers here: they are read there."""
         return cls(token, batch.given_ids, batch.refused) if batch.closed is None else cls(token, "", {})
 
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
@@ -37,22 +37,22 @@ class Submission:
         self.stretches += [(failure, 0, 1)] * rows
 
     def again(self, token: Any) -> Submission:
-        """The same rows, for somebody who asks for them again."""
+        """The same rows, for a repeated request."""
         repeat = Submission(token, self.ids, self.refused)
         repeat.stretches, repeat.last, repeat.floor = self.stretches, self.last, self.floor
         return repeat
 
     def is_final(self) -> bool:
-        if self.last is None or self.last.phase == FINAL:  # epochs become final in their order
+        if self.last is None or self.last.phase == FINAL:  # epochs become final in order
             return True
         return all(stop <= epoch.final_rows for epoch, _, stop in self.stretches if epoch is self.last)
 
     def position(self) -> int:
-        """The record of the log that it waits for: epochs have them in their order."""
+        """The log record that it waits for: the last one, since records are in epoch order."""
         return self.last.position if self.last is not None else self.floor
 
     def answers(self) -> Answers:
-        tids: list[int | None] | range = range(0)  # a range as long as they have no gaps
+        tids: list[int | None] | range = range(0)  # a range while there are no gaps
         epochs: list[int | None] = []
         results: list[Any] = []
         failures: dict[int, Failure] = {}
@@ -74,7 +74,7 @@ class Submission:
 
 
 def join(tids: list[int | None] | range, more: range) -> list[int | None] | range:
-    """Both, one after the other; a range if that is one."""
+    """Both, concatenated; a range if there is no gap."""
     if isinstance(tids, list):
         tids += more
         return tids

@@ -2,11 +2,11 @@
 
     ingress ──► sequencing ──► journal ──► backend ──► egress
 
-`step(now_us, event)` takes one event and returns the effects, in the order in which they are to happen. The driver
+`step(now_us, event)` takes one event and returns the effects, in the order to carry them out. The driver
 (`runtime/inprocess.py`, a test, a simulator) owns time, threads, files and clients.
 
-Where an epoch runs is up to the backend: in this process (`core/local.py`), or on workers (`core/coordinator.py`). What
-leaves (answers, state that was asked for) waits in `journal` until it is durable.
+The backend decides where an epoch runs: in this process (`core/local.py`) or on workers (`core/coordinator.py`).
+Output (answers, state that was read) waits until `journal` says that it is durable.
 
 Never here: clocks, threads, sockets, files, pyspark.
 """
@@ -56,14 +56,14 @@ from headrace.wire.values import MISSING
 class PendingExternal(NamedTuple):
     """An external call that a transaction waits for."""
 
-    position: int  # of the record that says so
+    position: int  # of the record of its intent
     epoch: Epoch
     need: Need
     is_made: bool = False
 
 
 class Engine:
-    # Which method handles an event, unless the backend has one for it.
+    # The method for each event that the backend does not handle.
     HANDLERS: ClassVar[dict[type, str]] = {
         Submit: "_submit",
         Read: "_read",
@@ -75,7 +75,7 @@ class Engine:
         SaveFailed: "_save_failed",
         Tick: "_tick",
     }
-    # What every step ends with, in this order.
+    # Every step ends with these, in this order.
     LEAVE: ClassVar[tuple[str, ...]] = ("_answer", "_forget", "_resend", "_perform")
 
     def __init__(
@@ -100,18 +100,18 @@ class Engine:
         self.journal.logs_changes = bool(self.program.watched)
         self.deferred = Deferred(self.program)
         self.waiting: list[Submission] = []
-        self.found: list[tuple[int, int, ReadResult]] = []  # what was read: the record it follows from, and a ticket
-        self.backlog: deque[Any] = deque()  # closed epochs that have not run, and what happens between them
-        self.ready = 0  # how much of it was there before this step
+        self.found: list[tuple[int, int, ReadResult]] = []  # what was read, its record and its ticket
+        self.backlog: deque[Any] = deque()  # closed epochs that have not run, and other work between them
+        self.ready = 0  # how much of it was there when this step began
         self.last: Epoch | None = None  # the last one that ran
-        self.unfinished: list[tuple[Submission, Batch, int]] = []  # batches of sources that a recovery found in the log
+        self.unfinished: list[tuple[Submission, Batch, int]] = []  # source batches that a recovery found in the log
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
         self.backend = backend(self)
 
     def start(self, now_us: int) -> list[Any]:
-        """The first effects: what a recovery left to do."""
+        """The first effects: the work that a recovery left."""
         effects: list[Any] = []
         self.journal.saved_us = now_us
         self._sequence_unfinished(now_us)
@@ -137,7 +137,7 @@ class Engine:
     # --- what a step does besides its event ---
 
     def defer(self, now_us: int) -> None:
-        """Add the rows that no client asked for: timers, schedules, and what responses to messages bring about."""
+        """Add the rows that no client sent: timers, schedules, and follow-ups of responses to messages."""
         batch = self.deferred.due(max(now_us, self.sequencing.last_us))
         if batch is not None:
             self._sequence(now_us, Submission(None, batch.ids, {}), batch)
@@ -151,7 +151,7 @@ class Engine:
     # --- news of the journal, and of time ---
 
     def _tick(self, now_us: int, event: Tick, effects: list[Any]) -> None:
-        """What is due is done in every step."""
+        """Nothing: every step does what is due."""
 
     def _appended(self, now_us: int, event: Appended, effects: list[Any]) -> None:
         self.journal.appended(event.number)
@@ -194,7 +194,7 @@ class Engine:
         return self.ledger.claim(batch.ids, open_epoch.first + len(open_epoch), len(batch))
 
     def _take_row(self, now_us: int, submission: Submission, row: Batch) -> None:
-        """The slow way in, for batches in which some request id was seen before."""
+        """The slow path, for batches with a request id that was seen before."""
         request_id = id_of(row.ids, 0)
         known = self.ledger.find(request_id)
         if known is None:
@@ -226,17 +226,17 @@ class Engine:
                 self.close(now_us)
 
     def _sequence_unfinished(self, now_us: int) -> None:
-        """Batches of sources that were closed and not wholly sequenced when an earlier engine ended."""
+        """Continue source batches that an earlier engine logged but did not finish sequencing."""
         unfinished, self.unfinished = self.unfinished, []
         for submission, batch, done in unfinished:
             self._sequence(now_us, submission, batch, done)
 
     def _read(self, now_us: int, event: Read, effects: list[Any]) -> None:
-        """State is read after the epochs that are closed."""
+        """State is read after all closed epochs have run."""
         self.backlog.append(event)
 
     def enqueue(self, now_us: int, event: Any, effects: list[Any]) -> None:
-        """Something that is not an epoch: everything that came before it runs before it."""
+        """Add something that is not an epoch. Everything that came earlier runs first."""
         if len(self.sequencing.open):
             self.close(now_us)
         self.backlog.append(event)
@@ -256,13 +256,13 @@ class Engine:
         self.backend.schedule(epoch)
 
     def ask(self, epoch: Epoch, need: Need) -> None:
-        """The outside world, for a transaction below which all is final. That it is asked is logged before."""
+        """Make an external call for a transaction below which all is final. The intent is logged first."""
         digest = hashlib.blake2b(need.args, digest_size=16).hexdigest()
         self.journal.append(Intent(need.tid, need.call, need.name, digest))
         self.asking = PendingExternal(self.journal.last, epoch, need)
 
     def _responded(self, now_us: int, event: Responded, effects: list[Any]) -> None:
-        """To a transaction that waits, or to a message that was sent."""
+        """A response to a waiting transaction, or to a message that was sent."""
         if self.asking is None or self.asking.need.call != event.call:
             self.deferred.respond(event)
             return
@@ -275,7 +275,7 @@ class Engine:
         self.backend.resume(now_us, epoch, effects)
 
     def _perform(self, now_us: int, effects: list[Any]) -> None:
-        """Make the external calls that may be made now: what wants them is durable."""
+        """Make the external calls whose intent, or epoch, is durable."""
         effects += self.deferred.performs(self.journal.covers)
         asking = self.asking
         if asking is not None and not asking.is_made and self.journal.covers(asking.position):
@@ -284,12 +284,12 @@ class Engine:
             effects.append(Perform(need.call, need.name, self.program.values.decode(need.args)))
 
     def has_read(self, token: Any, entities: Entities) -> None:
-        """The state between two epochs leaves once it is sure that this engine still has the log."""
+        """The state that was read leaves once it is certain that this engine still owns the log."""
         found = ReadResult(token, self.visible(entities))
         self.found.append((self._position(), self.journal.check(), found))
 
     def visible(self, entities: Entities) -> Entities:
-        """As functions see them: without what has expired."""
+        """The entities as functions see them: without expired ones."""
         return self.program.visible(entities, self.sequencing.last_us)
 
     def select(self, operator: str | None, key: Any) -> Entities:
@@ -315,7 +315,7 @@ class Engine:
         self.journal.keep(epoch, self.backend.take_changes())
 
     def decree(self, epoch: Epoch) -> None:
-        """What exhausted memory or the stack may not do so when it is run again: that it did is noted."""
+        """Log failures from exhausted memory or stack: the next run may not exhaust them."""
         poisoned = {row: why for row, why in epoch.failures.items() if why.code == Poisoned.code}
         if poisoned.keys() - epoch.decreed.keys():
             epoch.decreed.update(poisoned)
@@ -340,21 +340,21 @@ class Engine:
     # --- snapshots ---
 
     def last_number(self) -> int:
-        """Of the last epoch that ran."""
+        """The number of the last epoch that ran."""
         return self.last.number if self.last is not None else self.journal.saved_epoch
 
     def _position(self) -> int:
-        """The record that the state follows from."""
+        """The log record of the last epoch that ran."""
         return self.last.position if self.last is not None else 0
 
     def take_snapshot(self, now_us: int, changed: Delta) -> None:
-        """The state is that at the end of an epoch, and nothing later has run."""
+        """Call it at the end of an epoch, before anything later has run."""
         if self.journal.is_full_next:
             changed = self.select(None, None)
         self.journal.take(now_us, changed, *self.meta())
 
     def meta(self) -> tuple[int, int, dict[str, Any]]:
-        """Up to which epoch, the first record that a recovery has to read, and what the next epoch depends on."""
+        """The last epoch, the first record that a recovery must read, and what the next epoch depends on."""
         last, later = self.last, [item for item in self.backlog if isinstance(item, Epoch)]
         open_epoch = self.sequencing.open
         first = later[0] if later else open_epoch

@@ -1,7 +1,7 @@
 """An epoch: a batch of transactions, in columns, from its first request to its replies.
 
-Row i is one transaction; its TID is `tids[i]`. An epoch is OPEN while it gathers, CLOSED once it has its TIDs and its
-place in the log, FINAL once every row has its result or failure.
+Row i is one transaction; its TID is `tids[i]`. An epoch is OPEN while it takes rows, CLOSED once it has its TIDs and
+its place in the log, FINAL once every row has its result or failure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ NEXT = {OPEN: CLOSED, CLOSED: FINAL}  # the phases of an epoch, in order
 class Piece(NamedTuple):
     """Rows of an epoch that came together: `size` rows of a batch, from its row `start` on."""
 
-    ids: RequestIds  # of the whole batch, or of these rows where each has its own
+    ids: RequestIds  # of the whole batch; or of these rows, if each has its own
     start: int
     size: int
-    source: int = 0  # the number of the log record that holds the rows, if they are of a source batch
-    is_own: bool = False  # nobody outside asked for them: timers, schedules, sweeps
+    source: int = 0  # the number of the log record with the rows, for a source batch
+    is_own: bool = False  # not from outside: timers, schedules, sweeps
 
     def id_at(self, row: int) -> str:
         """The request id of one of its rows."""
@@ -59,15 +59,15 @@ class Epoch:
     )
 
     def __init__(self, number: int, first: int, opened_us: int) -> None:
-        self.number, self.first = number, first  # first: how many rows came before
+        self.number, self.first = number, first  # first: how many rows precede it
         self.opened_us = self.closed_us = opened_us
         self.phase = OPEN
-        self.position = 0  # the number of its record in the log; 0 where there is none
+        self.position = 0  # the number of its record in the log; 0 if there is none
         self.pieces: list[Piece] = []
-        self.stored: list[bytes | None] = []  # of each piece whose rows are in the store: where, for workers
-        self.is_replayed = False  # it was logged by an earlier engine, which may have answered it
-        self.limits: dict[str, int] | None = None  # those it was logged with, where they are not today's
-        self.bytes = 0  # of arguments that are not small
+        self.stored: list[bytes | None] = []  # for workers: where each stored piece's rows are
+        self.is_replayed = False  # an earlier engine logged it, and may have answered it
+        self.limits: dict[str, int] | None = None  # those it was logged with, if they differ from today's
+        self.bytes = 0  # size of all arguments that are not small
         self.has_ids = False  # whether any row has a request id: rows of a source batch have none
         self.ids: list[RequestIds] = []  # of the batches whose last row is here
         self.entries: list[Entry] = []
@@ -78,7 +78,7 @@ class Epoch:
         self.failures: dict[int, Failure] = {}
         self.decreed: dict[int, Failure] = {}  # rows that abort by decree, whatever their functions do
         self.responses: dict[Any, Any] = {}  # to external calls, as they were logged
-        self.final_rows = 0  # how many of the first rows are final, while the epoch is not
+        self.final_rows = 0  # how many leading rows are final, while the epoch is not
 
     def starts(self) -> list[int]:
         """The first row of each piece."""
@@ -93,8 +93,8 @@ class Epoch:
 
 
 class Batch:
-    """Admitted calls that came together, as columns; some may turn out to be repeats. Rows refused at the gate are
-    not among the columns, but their places and reasons are kept for the answers."""
+    """Admitted calls of one request, as columns; some may turn out to be repeats. Rows refused at admission are not
+    in the columns, but their places and reasons are kept for the answers."""
 
     __slots__ = (
         "after",
@@ -124,18 +124,18 @@ class Batch:
         is_own: bool = False,
     ) -> None:
         self.position = 0  # of a source batch: the number of its record in the log
-        self.closed: Any = None  # of one whose rows are durable already: where they are,
-        self.stored: bytes | None = None  # and the same for whoever reads them there
-        self.after = -1  # and the last one that ran, as the store knows it: the engine may have forgotten
+        self.closed: Any = None  # of one whose rows are already durable: where they are,
+        self.stored: bytes | None = None  # the same for readers,
+        self.after = -1  # and the last one that ran, by the store: the engine may have forgotten
         self.is_own = is_own
-        self.sizes = sizes  # bytes of each row's arguments, if any is worth counting
+        self.sizes = sizes  # bytes of each row's arguments, if any need counting
         self.entries, self.keys, self.args = entries, keys, args
         self.refused = refused or {}
-        self.given_ids = self.ids = ids  # given: of all rows; ids: of those that were not refused
+        self.given_ids = self.ids = ids  # given: of all rows; ids: of rows not refused
         if self.refused:
             count = len(keys) + len(self.refused)
             self.ids = [id_of(ids, at) for at in range(count) if at not in self.refused]
-        self.source = source  # (query id, batch id): taken once as a whole, so its rows' ids are not kept
+        self.source = source  # (query id, batch id): taken once as a whole, so row ids are not kept
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -147,6 +147,6 @@ class Batch:
 
 
 def piece_of(batch: Batch, start: int, stop: int) -> Piece:
-    """These rows of a source's batch. Their ids are for the replies: the log has them in the batch's own record."""
+    """These rows of a source batch. Their ids are for the replies; the log has them in the batch's record."""
     ids = batch.ids if isinstance(batch.ids, str) else batch.ids[start:stop]
     return Piece(ids, start, stop - start, batch.position)

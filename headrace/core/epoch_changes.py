@@ -1,11 +1,11 @@
-"""Changes: what an epoch has made of the entities of operators that log them, from its start to its end.
+"""Changes: what an epoch changed in the entities of operators that log their changes.
 
 Rules:
-1. It is the net change: before is the state at the epoch's start, after that at its end, MISSING where there was none.
-   What happened in between, and what an abort put back, is not seen.
-2. An entity stands there at most once. It may stand there though its state is the same, and the order is anybody's:
-   who keeps the changes leaves such entities out, and puts the others in order.
-3. Changes decide no result. They are made again whenever the epoch is run again.
+1. A change is a net change: from the state at the epoch's start to that at its end, MISSING where there is none.
+   States in between, and writes that an abort undid, do not show.
+2. An entity appears at most once, in any order, and may appear though its state is the same. The code that keeps the
+   changes drops such entities and sorts the others.
+3. Changes decide no result. They are computed again whenever the epoch runs again.
 
 Never here: how they are kept, who reads them.
 """
@@ -18,7 +18,7 @@ from headrace.wire.values import Key
 
 
 class OperatorChanges(NamedTuple):
-    """Of one operator, in columns; the states are sealed."""
+    """The changes of one operator, as columns; states are sealed."""
 
     keys: list[Key]
     befores: list[Any]

@@ -165,14 +165,14 @@ Delta = Entities | dict[str, dict[Any, Any]]  # rows, or tables by operator; a d
 
 
 class Snapshot(NamedTuple):
-    """The state at the end of an epoch, as what changed since the last snapshot, and all else that the next epoch
-    depends on."""
+    """The state at the end of an epoch, as the changes since the last snapshot, and all else that the next
+    epoch depends on."""
 
     epoch: int
     position: int  # the first record of the log that a recovery has to read
     delta: Delta
     meta: dict[str, Any]
-    is_full: bool = False  # nothing before it counts
+    is_full: bool = False  # it replaces all earlier ones
 
 
 class Save(NamedTuple):
@@ -185,18 +185,18 @@ class Saved(NamedTuple):
     """An event: the snapshot is durable."""
 
     epoch: int
-    oldest: int = 0  # the epoch of the oldest snapshot that is still to be kept
+    oldest: int = 0  # the epoch of the oldest snapshot to keep
 
 
 class SaveFailed(NamedTuple):
-    """An event: the snapshot could not be written. The engine goes on; the log is kept for longer."""
+    """An event: the snapshot could not be written. The engine continues; the log is kept for longer."""
 
     epoch: int
     error: HeadraceError
 
 
 class Broken(NamedTuple):
-    """For the driver: nothing can be made durable any more, so it stops."""
+    """For the driver: nothing more can be made durable, so it stops."""
 
     error: BaseException
 
@@ -217,15 +217,15 @@ class Send(NamedTuple):
 
 
 class Start(NamedTuple):
-    """An effect: start a fresh worker with this number; if there is one, stop it first. It begins with this term:
-    frames of older terms, meant for its predecessor, may still be under way."""
+    """An effect: start a new worker with this number; stop the old one first, if any. It begins with this term: frames
+    of older terms, meant for its predecessor, may still be under way."""
 
     worker: int
     term: int
 
 
 class Stop(NamedTuple):
-    """An effect: this worker is not needed any more."""
+    """An effect: this worker is no longer needed."""
 
     worker: int
 

@@ -1,9 +1,9 @@
-"""Hashes: `stable_hash` of many keys at once, as array operations, which leave the interpreter to others meanwhile.
+"""Hashes: `stable_hash` of many keys at once, as array operations, which release the interpreter lock.
 
 CRC-32 is linear: the CRC of a text is that of as many zero bytes, xor what each byte adds at its distance from the end.
-So the bytes at one distance are looked up for all keys together.
+So the bytes at one distance are looked up for all keys at once.
 
-Imported only where many keys are hashed: NumPy takes a while to load.
+Imported only where many keys are hashed: NumPy is slow to load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def hashes_of_ints(keys: list[int] | Array) -> Array:
-    """OverflowError if one takes all of 64 bits, without a sign."""
+    """Raises OverflowError if a key needs 64 bits without a sign."""
     numbers = np.ascontiguousarray(keys if isinstance(keys, np.ndarray) else np.fromiter(keys, "i8", len(keys)), "<i8")
     tables = _tables(INT_BYTES)
     crc = np.where(numbers < 0, tables[0][255], np.uint32(0))
@@ -38,10 +38,10 @@ def hashes_of_texts(keys: list[str]) -> Array:
     ends = np.append(np.flatnonzero(values == 0), len(data))
     if len(ends) == len(keys):
         lengths = np.diff(ends, prepend=-1) - 1
-    else:  # a key has a zero byte itself
+    else:  # a key contains a zero byte
         lengths = np.fromiter((len(key.encode()) for key in keys), np.int64, len(keys))
         ends = np.cumsum(lengths + 1) - 1
-    # The longest first: those that have a byte at some distance come before those that do not.
+    # Longest first: keys with a byte at some distance come before keys without one.
     order = np.argsort((TEXT_BYTES_MAX + 1 - np.minimum(lengths, TEXT_BYTES_MAX + 1)).astype(np.uint8), kind="stable")
     lengths, ends = lengths[order], ends[order]
     length_max = min(int(lengths[0]), TEXT_BYTES_MAX)
@@ -69,7 +69,7 @@ def _tables(count: int) -> list[Array]:
 
 def _mixed(crc: Array) -> Array:
     crc ^= crc >> 15
-    crc *= np.uint32(0x2C1B3C6D)  # of 32 bits: what is above falls away
+    crc *= np.uint32(0x2C1B3C6D)  # modulo 2^32
     crc ^= crc >> 12
     crc *= np.uint32(0x297A2D39)
     crc ^= crc >> 15

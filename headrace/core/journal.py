@@ -1,14 +1,14 @@
 """The journal: what must be durable before anything leaves, and when a snapshot is due.
 
 Rules:
-1. Whatever decides a result is a record of the log: the epochs, the batches of sources, and decrees and responses,
-   which are known only once an epoch runs. Records are numbered as they are appended, one after the other.
-2. State that was asked for leaves once it is sure that nobody has taken over since: a newer engine may have changed it.
-   A reply does not need that: whoever has it got it for good.
-3. A reply leaves once its epoch's record is durable, and every decree and response there is: later transactions may
-   have seen what follows from them. Until then it waits; the engine goes on meanwhile.
-4. A snapshot holds what follows from durable records only. There is one under way at a time; if it fails, the next one
-   holds its changes too.
+1. Everything that decides a result is a record of the log: epochs, source batches, and decrees and responses, which
+   are known only once an epoch runs. Records are numbered in the order they are appended.
+2. State that was read leaves once it is certain that no newer engine has taken over: it may have changed the state.
+   A reply does not need this check: it stays valid.
+3. A reply leaves once its epoch's record is durable, and so is every decree and response so far: later transactions
+   may depend on them. Until then it waits, while the engine continues.
+4. A snapshot depends only on durable records. One is under way at a time; if it fails, the next one includes its
+   changes.
 
 Without a log (`is_durable` is False) nothing is appended and everything counts as durable.
 
@@ -32,26 +32,26 @@ class Journal:
     def __init__(self, config: Config, is_durable: bool = False) -> None:
         self.config, self.is_durable = config, is_durable
         self.last = self.durable = 0  # numbers of records
-        self.floor = 0  # the last record that later results may depend on without being in its epoch
+        self.floor = 0  # the last record that results of later epochs may depend on
         self.tickets = self.checked = 0
-        self.unkept: deque[Epoch] = deque()  # final, and not durable yet
-        self.logs_changes = False  # then an epoch is kept with its changes
+        self.unkept: deque[Epoch] = deque()  # final, but not durable yet
+        self.logs_changes = False  # if so, an epoch is kept with its changes
         self.changes: dict[int, Changes] = {}  # of epochs that are not kept yet
         self.saved_epoch, self.saved_us = 0, 0  # of the last snapshot
         self.transactions = 0  # that a recovery would have to replay
-        self.unsaved: Snapshot | None = None  # taken, and waiting for its records to be durable
+        self.unsaved: Snapshot | None = None  # taken, but its records are not durable yet
         self.saving: Snapshot | None = None
         self.follows_from = 0  # the last record that the one under way depends on
         self.carried: Entities = []  # changes of a snapshot that failed
-        self.is_full_next = False  # the next one holds everything, and nothing before it counts
+        self.is_full_next = False  # the next one holds everything and replaces earlier ones
         self.is_due = False  # the next one is taken at once
-        self.retired = 0  # snapshots before this epoch's are not used any more
-        self.wanted: list[Any] = []  # tokens of those who want a snapshot
-        self.promised: list[Any] = []  # those who get the one under way
+        self.retired = 0  # snapshots before this epoch's are no longer used
+        self.wanted: list[Any] = []  # tokens of requests for a snapshot
+        self.promised: list[Any] = []  # those that the one under way answers
         self.effects: list[JournalEffect] = []
 
     def append(self, record: Record) -> int:
-        """The record's number; it is on its way to the log."""
+        """Send a record to the log; returns its number."""
         if not self.is_durable:
             return 0
         self.last += 1
@@ -63,7 +63,7 @@ class Journal:
         self.floor = max(self.floor, self.append(record))
 
     def keep(self, epoch: Epoch, changes: Changes | None = None) -> None:
-        """The epoch is final: its replies are kept once it may be answered, and what it changed is known."""
+        """The epoch is final. Its replies are kept once they may leave and its changes are known."""
         self.transactions += len(epoch)
         if self.is_durable:
             self.unkept.append(epoch)
@@ -72,7 +72,7 @@ class Journal:
             self._keep()
 
     def changed(self, epoch: int, changes: Changes) -> None:
-        """What an epoch changed that is final. One that is kept already was only run again."""
+        """The changes of a final epoch. If it was kept before, this was only a rerun."""
         if self.unkept and epoch >= self.unkept[0].number:
             self.changes[epoch] = changes
             self._keep()
@@ -85,7 +85,7 @@ class Journal:
             self.effects.append(Keep(epoch, self.changes.pop(epoch.number, None)))
 
     def check(self) -> int:
-        """A ticket for who must know that this engine still has the log; see `has_checked`."""
+        """Start a check that this engine still owns the log; returns a ticket for `has_checked`."""
         if self.is_durable:
             self.tickets += 1
             self.effects.append(Check(self.tickets))
@@ -104,7 +104,7 @@ class Journal:
         return self.unsaved is not None or self.saving is not None
 
     def wants_snapshot(self, now_us: int, epoch: int) -> bool:
-        """Is it time for one, at the end of this epoch?"""
+        """Is one due at the end of this epoch?"""
         if not self.is_durable or self.is_busy():
             return False
         if self.wanted or self.is_due:
@@ -119,8 +119,8 @@ class Journal:
         return self.saved_us + self.config.snapshot_interval_us
 
     def take(self, now_us: int, changed: Delta, epoch: int, position: int, meta: dict[str, Any]) -> None:
-        """A snapshot: the state at the end of `epoch`. It is saved once all records of today are durable: they are what
-        it follows from, and what is read after it."""
+        """Take a snapshot at the end of `epoch`. It is saved once all records so far are durable: it depends on them,
+        and a recovery reads them after it."""
         if self.carried:
             merged = {(operator, key): state for operator, key, state in [*self.carried, *rows_of(changed)]}
             changed, self.carried = [(*entity, state) for entity, state in merged.items()], []
@@ -135,7 +135,7 @@ class Journal:
         self._save()
 
     def carry(self, changed: Entities) -> None:
-        """Changes that were taken out of the state's, and are in no snapshot yet."""
+        """Keep changes that the state no longer lists and no snapshot has yet."""
         if self.is_durable:
             self.carried = [*self.carried, *changed]
 
@@ -158,12 +158,12 @@ class Journal:
         assert self.saving is not None
         self.saved_epoch, self.saving = self.saving.epoch, None
         self._keep_promises()
-        if oldest > self.retired:  # whoever has been superseded cannot say so, and deletes nothing
+        if oldest > self.retired:  # logged, so that a superseded engine deletes nothing
             self.retired = oldest
             self.append(Retired(oldest))
 
     def failed(self) -> list[Any]:
-        """The snapshot could not be written: its changes go into the next one. Returns who was promised it."""
+        """The snapshot could not be written: its changes go into the next one. Returns the tokens it was to answer."""
         assert self.saving is not None
         if self.saving.is_full:
             self.is_full_next, self.carried = True, []

@@ -1,10 +1,10 @@
-"""The ledger: which request ids have been here before.
+"""The ledger: which request ids were seen before.
 
 Rules:
-1. A request id stands for one call: asked again, it gets the transaction it got the first time, also while that one
-   still waits; asked with another function, key or arguments it is refused.
-2. Ids are kept for `request_id_retention_us` of logged time and at most `request_ids_max` transactions, whole epochs
-   at a time, oldest first.
+1. A request id stands for one call. A repeat gets the transaction of the first request, even while that still waits;
+   with another function, key or arguments it is refused.
+2. Ids are kept for `request_id_retention_us` of logged time and at most `request_ids_max` transactions. They are
+   dropped by whole epochs, oldest first.
 
 Never here: whether a call may run.
 """
@@ -22,7 +22,7 @@ from headrace.wire.values import shown
 
 
 class Ledger:
-    """The epochs that are kept, and where in them each request id stands: rows are counted from the first one ever."""
+    """The kept epochs, and the row of each request id in them. Rows are counted from the first one ever."""
 
     def __init__(self, config: Config) -> None:
         self.rows_max, self.retention_us = config.request_ids_max, config.request_id_retention_us
@@ -33,7 +33,7 @@ class Ledger:
         self.kept = 0  # rows, without those of the open epoch
 
     def claim(self, ids: RequestIds, first: int, count: int) -> bool:
-        """Take the ids for `count` rows from `first` on. False, and nothing taken, if any has been here before."""
+        """Take the ids for `count` rows from `first` on. False, with nothing taken, if any was seen before."""
         if isinstance(ids, str):
             if ids in self.runs or ids in self.stems:
                 return False
@@ -64,8 +64,8 @@ class Ledger:
         return epoch, row - epoch.first
 
     def adopt(self, epoch: Epoch) -> None:
-        """An epoch of an earlier run, instead of the open one: its ids are taken again. If one was forgotten there and
-        came again, the later use counts."""
+        """Replace the open epoch by one of an earlier run, and take its ids. If an id was forgotten and used again, the
+        later use counts."""
         self.epochs[-1] = epoch
         row = epoch.first
         for ids, start, count, source, is_own in epoch.pieces:
@@ -79,8 +79,8 @@ class Ledger:
             row += count
 
     def keep(self, epoch: Epoch) -> None:
-        """The next open epoch. The one before is closed; if only source batches filled it, there are no ids to look up
-        in it and it is not kept."""
+        """Add the next open epoch. The previous one is closed; if it holds only source batches, it has no ids to find
+        and is not kept."""
         if self.epochs:
             self.kept += len(self.epochs[-1])
             if not self.epochs[-1].has_ids:
@@ -88,7 +88,7 @@ class Ledger:
         self.epochs.append(epoch)
 
     def forget(self, now_us: int) -> None:
-        """Drop the oldest epochs that are no longer kept, a good part of them at a time."""
+        """Drop the oldest epochs whose retention is over, many at a time."""
         if self.kept * 8 <= self.rows_max * 9 and (now_us - self.epochs[0].closed_us) * 8 <= self.retention_us * 9:
             return
         dropped = 0
@@ -103,7 +103,7 @@ class Ledger:
                 self._drop(ids)
 
     def _drop(self, ids: RequestIds) -> None:
-        """Forget ids, except those that came again when their first row had been forgotten already."""
+        """Forget ids, except those used again after their first row was forgotten."""
         floor = self.epochs[0].first
         if isinstance(ids, str):
             if ids in self.runs and self.runs[ids].stop <= floor:
@@ -120,6 +120,6 @@ class Ledger:
 
 
 def reuse(request_id: str, epoch: Epoch, row: int) -> Failure:
-    """The refusal of a request id that came with another call than before."""
+    """The refusal of a request id that was used for another call."""
     call = f"{epoch.entries[row].name} of {shown(epoch.keys[row])}"
     return failure_of(RequestIdReused(f"request id {shown(request_id)} was used for another call: {call}"))

@@ -1,9 +1,9 @@
 """The local backend: one serial executor in this process runs every epoch.
 
-With a log, an epoch runs in a later step than the one that closes it: its record is on its way by then, and is synced
+With a log, an epoch runs in a later step than the one that closes it: by then its record has been sent, and is synced
 while the epoch runs.
 
-Never here: what is admitted, logged and answered, and when.
+Never here: what is admitted, logged or answered, and when.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class LocalBackend:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.executor = SerialExecutor(engine.program)
-        self.former: SerialExecutor | None = None  # for epochs of a log with other limits
-        self.answered: Outcome | None = None  # of the epoch that runs: what is known from before a recovery
+        self.former: SerialExecutor | None = None  # for epochs that were logged with other limits
+        self.answered: Outcome | None = None  # of the running epoch: its outcome before a recovery
 
     def start(self, now_us: int, effects: list[Any]) -> None:
         self._snapshot_due(now_us)
 
     def schedule(self, epoch: Epoch) -> None:
-        """It waits in the backlog."""
+        """Nothing: it waits in the backlog."""
 
     def work(self, now_us: int, effects: list[Any]) -> None:
         engine = self.engine
@@ -47,7 +47,7 @@ class LocalBackend:
         self._snapshot_due(now_us)
 
     def resume(self, now_us: int, epoch: Epoch, effects: list[Any]) -> None:
-        """The epoch is the first of the backlog: it goes on in `work`."""
+        """Nothing: the epoch is first in the backlog, so `work` continues it."""
 
     def resend(self, now_us: int, effects: list[Any]) -> None:
         """Nothing is sent."""
@@ -81,7 +81,7 @@ class LocalBackend:
             engine.take_snapshot(now_us, engine.program.take_tables())
 
     def run(self, count: int) -> None:
-        """Do the first `count` items of the backlog. An epoch that waits for an external call holds up those behind."""
+        """Do the first `count` items of the backlog. An epoch that waits for an external call blocks later ones."""
         engine = self.engine
         for _ in range(count):
             if engine.asking is not None:
@@ -98,7 +98,7 @@ class LocalBackend:
                 engine.finished(first)
 
     def _execute(self, epoch: Epoch) -> bool:
-        """Run an epoch, from where it stopped. False if it has to wait for the response to an external call."""
+        """Run an epoch from where it stopped. False if it must wait for the response to an external call."""
         if self.answered is None:
             self.answered = (epoch.results, epoch.failures)
             epoch.results, epoch.failures = [], {}
@@ -117,7 +117,7 @@ class LocalBackend:
         return True
 
     def _executor(self, limits: dict[str, int] | None) -> SerialExecutor:
-        """For epochs that were logged under these limits: they are part of what decides a result."""
+        """The executor for epochs that were logged with these limits, which can change results."""
         if limits is None:
             return self.executor
         if self.former is None or self.former.program.config.limits() != limits:
@@ -128,13 +128,13 @@ class LocalBackend:
 
 
 def run_backlog(engine: Engine) -> None:
-    """Run the epochs that a restored engine has to run again, and nothing else."""
+    """Run the epochs that a restored engine must rerun, and nothing else."""
     assert isinstance(engine.backend, LocalBackend)
     engine.backend.run(len(engine.backlog))
 
 
 def compare(epoch: Epoch, before: Outcome) -> None:
-    """With what was answered before a recovery, and that is what remains: messages may differ in what they show."""
+    """Compare with the outcome before a recovery, and keep that one: error messages may differ."""
     if epoch.final_rows:
         difference = first_difference(epoch, before, (epoch.results, epoch.failures), range(epoch.final_rows))
         if difference is not None:

@@ -13,7 +13,7 @@ from headrace.wire.messages import Failure, Response
 
 
 class Decree(msgspec.Struct, frozen=True, tag="decree"):
-    """These transactions abort, whatever their functions do when they are run again."""
+    """These transactions abort, whatever their functions do in a rerun."""
 
     failures: dict[int, Failure]  # by TID
 
@@ -22,7 +22,7 @@ class Intent(msgspec.Struct, frozen=True, tag="intent"):
     """An external call is about to be made."""
 
     tid: int
-    call: str  # which one of the transaction's
+    call: str  # which of the transaction's calls
     name: str
     digest: str  # of its arguments
 

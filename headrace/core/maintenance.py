@@ -1,13 +1,13 @@
-"""What happens between two epochs of a coordinator: reading state, taking a copy of it, another number of workers.
+"""What a coordinator does between two epochs: read state, copy it, change the number of workers.
 
 Rules:
-1. It begins once no epoch is under way: every worker shows what it was asked for, and the next epoch waits for that.
-2. Of what has changed since it was last asked for, the coordinator makes its copy of the state; with a log, the copy is
-   a snapshot, too.
-3. When an epoch is final, its workers tell what it has changed of operators that log their changes. Channels keep their
-   order, so whoever has shown the state has told all changes before.
+1. It starts once no epoch is under way. Every worker sends the state it was asked for; the next epoch waits for that.
+2. The coordinator updates its copy of the state from the changes since the last request; with a log, the copy is also
+   a snapshot.
+3. When an epoch is final, its workers send what it changed in operators that log their changes. Channels keep their
+   order, so a worker's changes arrive before the state that it sends later.
 
-Never here: how epochs run, what becomes of a worker that is lost.
+Never here: how epochs run, what happens when a worker is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Between = Read | Rescale | TakeSnapshot | CopyState
 
 
 class StateGathering(NamedTuple):
-    """What workers show, between two epochs."""
+    """State that workers send between two epochs."""
 
     entities: Entities
     missing: set[int]
@@ -46,7 +46,7 @@ class StateGathering(NamedTuple):
 
 
 class ChangesGathering(NamedTuple):
-    """What workers tell of the changes of an epoch that is final."""
+    """Changes of a final epoch, as workers send them."""
 
     changes: Changes
     missing: set[int]
@@ -63,11 +63,11 @@ class Maintenance:
         self.engine = engine
         self.config, self.program, self.journal = engine.config, engine.program, engine.journal
         self.backlog: deque[Between | Epoch] = engine.backlog  # what comes next
-        self.log: list[Epoch] = []  # since the copy of the state was taken: the program's state is the copy
+        self.log: list[Epoch] = []  # since the last copy of the state, which is the program's state
         self.logged = 0  # their transactions
         self.copied_tid = 0
         self.gathering: StateGathering | None = None
-        self.asked_for: Between = CopyState()  # what is being gathered for
+        self.asked_for: Between = CopyState()  # what the gathering is for
         self.asked = 0
         self.telling: dict[int, ChangesGathering] = {}  # by epoch
         self.overran: set[int] = set()  # TIDs that did not return in time
@@ -77,15 +77,15 @@ class Maintenance:
     @property
     @abstractmethod
     def term(self) -> int:
-        """That of the channels."""
+        """The term of the channels."""
 
     @abstractmethod
     def check(self, workers: int) -> None:
-        """May there be so many? ConfigError says why not."""
+        """Raise ConfigError if there cannot be so many workers."""
 
     @abstractmethod
     def _begin_term(self, now_us: int, effects: list[Any]) -> None:
-        """Everybody starts from the copy of the state."""
+        """All workers start from the copy of the state."""
 
     # --- state ---
 
@@ -142,7 +142,7 @@ class Maintenance:
         return then
 
     def _copied(self, changed: Entities) -> None:
-        """This changed since the last copy, by all that has run."""
+        """Update the copy with the changes of everything that has run since."""
         copy = self.program.bases
         for operator, key, state in changed:
             if state == MISSING:
@@ -175,10 +175,10 @@ class Maintenance:
     # --- changes ---
 
     def take_changes(self) -> Changes | None:
-        return None  # workers tell them later
+        return None  # workers send them later
 
     def _expect_changes(self, epoch: int, workers: Iterable[int]) -> None:
-        """These will tell what this epoch changed on their shards."""
+        """These workers will send what this epoch changed on their shards."""
         if self.journal.logs_changes:
             self.telling[epoch] = ChangesGathering({}, set(workers))
 

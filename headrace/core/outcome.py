@@ -1,4 +1,4 @@
-"""The outcome of a transaction that was run twice: is it the same?"""
+"""Outcomes: did two runs of a transaction end in the same way?"""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Outcome = tuple[list[Any], dict[int, Failure]]  # results and failures of an epo
 
 
 def same_outcome(one: Failure | None, other: Failure | None) -> bool:
-    """Messages may differ: exceptions that show an object show its address."""
+    """Messages may differ: they may show an object's address."""
     if one is None or other is None:
         return one is other
     return (one.code, one.type, one.function, one.key) == (other.code, other.type, other.function, other.key)
 
 
 def first_difference(epoch: Epoch, before: Outcome, now: Outcome, rows: range) -> str | None:
-    """Where two runs of an epoch differ, in words. Those that abort by decree are not looked at."""
+    """A text about the first row where two runs differ. Rows that abort by decree are skipped."""
     for row in rows:
         old, new = before[1].get(row), now[1].get(row)
         if row in epoch.decreed or (same_outcome(new, old) and same(now[0][row], before[0][row])):

@@ -1,8 +1,8 @@
 """Placement: which worker owns an entity.
 
-An entity belongs to a shard by a stable hash of its key (or of what the operator's `partition_by` makes of it), which
-is the same in every process and version; a shard belongs to a worker by the shard map, which has a version and changes
-only between two epochs. Entities of different operators with the same key are neighbours.
+A stable hash of the key (or of what the operator's `partition_by` returns for it) gives the entity's shard. The hash is
+the same in every process and version. The shard map gives the shard's worker; it has a version and changes only between
+two epochs. Entities of different operators with the same key are on the same shard.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from headrace.model.operator import Operator
 from headrace.wire.values import Key, check_key, shown
 
 CACHE_MAX = 1_000_000
-VECTOR_MIN = 32  # fewer keys than that are hashed one by one
+VECTOR_MIN = 32  # fewer keys are hashed one by one
 
 
 def shard_of(operator: Operator, key: Key, shards: int) -> int:
-    """The shard of an entity. What `partition_by` raises or returns wrongly is the caller's error."""
+    """The shard of an entity. An error or invalid key from `partition_by` is the caller's error."""
     if operator.partition_by is not None:
         try:
             key = operator.partition_by(key)
@@ -31,7 +31,7 @@ def shard_of(operator: Operator, key: Key, shards: int) -> int:
 
 
 def stable_hash(key: Key) -> int:
-    """32 bits, well mixed: neighbours in the key space are none in the hash. 1, "1" and b"1" differ."""
+    """32 bits, well mixed: keys that are close have hashes that are not. 1, "1" and b"1" differ."""
     if type(key) is str:
         mixed = zlib.crc32(key.encode())
     elif type(key) is int:
@@ -44,14 +44,14 @@ def stable_hash(key: Key) -> int:
 
 
 def shards_of(operator: Operator, keys: Any, shards: int) -> Sequence[int]:
-    """The shard of each key, as `shard_of` says, for many at a time. `keys` is a list, or a NumPy array of int64."""
+    """The shard of each key, as in `shard_of`, for many at a time. `keys` is a list, or a NumPy array of int64."""
     if type(keys) is list:
         kinds = set(map(type, keys))
         kind = kinds.pop() if len(kinds) == 1 and len(keys) >= VECTOR_MIN else None
     else:
         kind = int
     if operator.partition_by is None and (kind is int or kind is str):
-        from headrace.core import hashes  # needs NumPy, which `import headrace` does not
+        from headrace.core import hashes  # needs NumPy, which `import headrace` does not need
 
         try:
             many = hashes.hashes_of_ints(keys) if kind is int else hashes.hashes_of_texts(keys)
@@ -73,7 +73,7 @@ class ShardMap:
         return cls([1 + shard * workers // shards for shard in range(shards)])
 
     def rescaled(self, workers: int) -> ShardMap:
-        """The same for another number of workers, with as few shards moved as an even spread allows."""
+        """The map for another number of workers; moves as few shards as an even spread allows."""
         shards = len(self.owners)
         room = {worker: shards // workers + (worker <= shards % workers) for worker in range(1, workers + 1)}
         owners = [0] * shards
@@ -99,5 +99,5 @@ class ShardMap:
         return owner
 
     def cache_of(self, operator: Operator) -> dict[Key, int]:
-        """What is known of an operator's keys: for hot loops, which fall back on `owner`."""
+        """The known owners of an operator's keys: for hot loops, which fall back on `owner`."""
         return self._cache.setdefault(operator, {})

@@ -1,19 +1,19 @@
-"""An app made ready to run: every function with its check for arguments, its operator's table, its contexts.
+"""An app made ready to run: every function with its argument check, its operator's table and its contexts.
 
 Decides whether a call may be made (names, keys, arguments), for calls from outside and between functions alike.
 
 Rules:
-1. Arguments that are all scalars are handed on as they are; if any of them is not, the whole tuple is encoded.
+1. If all arguments are scalars, they are passed on as they are; otherwise the whole tuple is encoded.
 2. Annotations are enforced, never coerced: an argument fits or the call is refused. Of a record only the class is
-   checked: its fields are its author's.
-3. State has two layers: what has changed since the last `take_written` is in `tables`, MISSING where an entity of the
-   lower layer was deleted; all else is in `bases`. Where nobody takes what was written, `tables` holds everything and
-   never a MISSING. So it costs nothing to know what has changed, and what has is folded into the lower layer when it is
-   taken. In a large state that would be slow (nothing of it is in the processor's cache by then), so from `LARGE` on
-   functions run on the lower layer itself, and changes are noted in the upper one as well.
-4. Of an operator that is watched, because its changes are logged, the upper layer holds those of one epoch: at its end
-   `take_changes` folds them, and until then the lower layer has the states before. Whoever runs several epochs at a
-   time knows these by itself (`watches_epochs` is False).
+   checked; its fields are its author's responsibility.
+3. State has two layers. `tables` holds what changed since the last `take_written`, with MISSING where an entity of the
+   lower layer was deleted; `bases` holds the rest. If changes are never taken, `tables` holds everything and never a
+   MISSING. So tracking changes costs nothing; they are folded into the lower layer when they are taken. With a large
+   state folding would be slow (the entities are no longer in the processor's cache), so from `LARGE` on functions run
+   on the lower layer itself, and changes are also noted in the upper one.
+4. For a watched operator, whose changes are logged, the upper layer holds the changes of one epoch. `take_changes`
+   folds them at its end; until then the lower layer has the earlier states. An executor that runs several epochs at
+   once finds these itself (`watches_epochs` is False).
 
 Never here: which transaction calls, or when.
 """
@@ -76,8 +76,8 @@ class Program:
         base: Callable[[str], Table] = lambda operator: {},
         over: Program | None = None,
     ) -> None:
-        """`like` is a program of the same app and configuration, whose work need not be done again; `over` is one whose
-        state this one shares; `base` makes the lower layer of an operator."""
+        """`like` is a program of the same app and configuration, whose compiled parts are reused; `over` is one whose
+        state is shared; `base` makes the lower layer of an operator."""
         self.app, self.config = app, config
         self.seed: int = over.seed if over is not None else like.seed if like is not None else 0
         self.operators = {**app.operators, BUILT_IN.name: BUILT_IN}
@@ -88,7 +88,7 @@ class Program:
             raise ModelError(f"app {app.name}: {error}") from None
         self.tables: dict[str, Table] = over.tables if over is not None else {}
         self.bases: dict[str, Table] = over.bases if over is not None else {}
-        self.watched: dict[str, dict[Key, None]] = over.watched if over is not None else {}  # with what was folded
+        self.watched: dict[str, dict[Key, None]] = over.watched if over is not None else {}  # with the folded keys
         self.watches_epochs = True
         self.sharing: WeakSet[Program] = over.sharing if over is not None else WeakSet()
         if over is None:
@@ -96,9 +96,9 @@ class Program:
                 is_noted = name == BUILT_IN.name or self.operators[name].ttl_us is not None
                 self.tables[name], self.bases[name] = Noted() if is_noted else {}, base(name)
         noted = {name: table.changed for name, table in self.tables.items() if isinstance(table, Noted)}
-        self.later: dict[str, dict[Key, None]] = noted  # what was written of what is to happen later, or to expire
+        self.later: dict[str, dict[Key, None]] = noted  # written keys of deferred or expiring entities
         self.sharing.add(self)
-        self.functions: dict[Function | str, Entry] = {}  # the app's; those of Headrace's own only by reference
+        self.functions: dict[Function | str, Entry] = {}  # Headrace's own functions only by reference
         self.named: dict[str, Entry] = {}  # all of them
         sweeps = [operator.expire for operator in app.operators.values() if operator.expire is not None]
         for function in (*app.functions, *BUILT_IN.functions.values(), *sweeps):
@@ -106,7 +106,7 @@ class Program:
             name = function.operator.name
             entry = Entry(function, self.tables[name], self.bases[name], self.values, like=twin)
             if function.operator.partition_by is not None:
-                entry.fits = never  # its keys are looked at one by one
+                entry.fits = never  # its keys are checked one by one
             self.functions[function] = self.named[function.full_name] = entry
             if function in function.operator.functions.values() and function.operator is not BUILT_IN:
                 self.functions[function.full_name] = entry
@@ -133,7 +133,7 @@ class Program:
     # --- state --------------------------------------------------------------------------------------------------------
 
     def load(self, operator: str, entities: Table) -> None:
-        """State that is nobody's write."""
+        """Load state that does not count as a change."""
         self.bases[operator].update(entities)
         self._look_at_size()
 
@@ -143,7 +143,7 @@ class Program:
         return self.bases[operator].get(key, MISSING) if state is NOWHERE else state
 
     def items(self, operator: str) -> Iterator[tuple[Key, Any]]:
-        """Every entity of an operator that has a state, and the state, sealed."""
+        """Every entity of an operator that has a state, with its sealed state."""
         table = self.tables[operator]
         for key, state in self.bases[operator].items():
             if key not in table:
@@ -153,7 +153,7 @@ class Program:
                 yield key, state
 
     def visible(self, entities: list[tuple[str, Key, Any]], now_us: int) -> list[tuple[str, Key, Any]]:
-        """Without those whose time is over, though nothing has deleted them yet."""
+        """Without expired entities that are not deleted yet."""
         lives = {name: operator.ttl_us for name, operator in self.operators.items() if operator.ttl_us is not None}
         if not lives:
             return entities
@@ -168,19 +168,19 @@ class Program:
         table, base = self.tables[operator], self.bases[operator]
         if not base:
             return len(table)
-        gone = list(table.values()).count(MISSING)  # in one go: an onlooker in another thread may ask
+        gone = list(table.values()).count(MISSING)  # in one go: another thread may call this
         return len(base) + len(table) - len(base.keys() & table.keys()) - gone
 
     def take_written(self) -> list[tuple[str, Key, Any]]:
-        """What has changed since the last time, or the start: operator, key, and the sealed state, or MISSING."""
+        """The changes since the last call, or the start: operator, key, and sealed state or MISSING."""
         written: list[tuple[str, Key, Any]] = []
         for name, table in self.take_tables().items():
             written += zip(repeat(name), table, table.values())
         return written
 
     def take_tables(self) -> dict[str, Table]:
-        """The same by operator. They belong to who takes them: a large state goes on with new ones, and nothing has to
-        be copied."""
+        """The same by operator. The caller owns the tables: a large state continues with new ones, so nothing is
+        copied."""
         taken: dict[str, Table] = {}
         for name, table in self.tables.items():
             if name in self.watched and self.watches_epochs:
@@ -203,35 +203,35 @@ class Program:
         return {name: table for name, table in taken.items() if table}
 
     def _fold(self, name: str) -> None:
-        """The upper layer into the lower one."""
+        """Fold the upper layer into the lower one."""
         table, base = self.tables[name], self.bases[name]
         base.update(table)
         for key in [key for key, state in table.items() if state is MISSING]:
             del base[key]
         if self.watches_epochs and name in self.watched:
-            self.watched[name].update(dict.fromkeys(table))  # without the states: those that were are not looked at
+            self.watched[name].update(dict.fromkeys(table))  # without the states: old ones are not needed
         table.clear()
 
     def watch(self, operators: Iterable[str]) -> None:
-        """From now on `take_changes` tells what epochs change of these."""
+        """From now on, `take_changes` returns what epochs change in these."""
         self.watched.update({name: {} for name in operators if name in self.tables})
 
     def watch_epochs(self, is_one_at_a_time: bool) -> None:
-        """Do functions run one epoch after the other, with `take_changes` between them? Said before the first one."""
+        """Set, before the first epoch, whether epochs run one by one with `take_changes` between them."""
         if is_one_at_a_time is not self.watches_epochs:
             self.watches_epochs = is_one_at_a_time
             if self.notes:
                 self._run_below()
 
     def take_changes(self) -> Changes:
-        """What has changed since the last time, of the operators that are watched."""
+        """The changes since the last call, of watched operators."""
         changes: Changes = {}
         for name in self.watched:
             table = self.tables[name]
             if table:
                 keys, base = list(table), self.bases[name]
                 try:
-                    befores = list(operator.itemgetter(*keys, keys[0])(base)[:-1])  # the quickest way, if all are there
+                    befores = list(operator.itemgetter(*keys, keys[0])(base)[:-1])  # the fastest way, if all are there
                 except KeyError:
                     befores = list(map(base.get, keys, repeat(MISSING)))
                 changes[name] = OperatorChanges(keys, befores, list(table.values()))
@@ -239,8 +239,8 @@ class Program:
         return changes
 
     def show_later(self, state_of: Callable[[str, Key], Any]) -> list[tuple[Any, Any]]:
-        """What was written of what is to happen later: key and sealed state, or MISSING. Of what is to expire: operator
-        and key, and the time at which it was written, or MISSING."""
+        """The written entities that happen later: key, and sealed state or MISSING. Of those that expire: operator and
+        key, and the time of the write or MISSING."""
         shown: list[tuple[Any, Any]] = []
         for name, keys in self.later.items():
             for key in keys:
@@ -252,14 +252,14 @@ class Program:
         return shown
 
     def take_later(self) -> list[tuple[Any, Any]]:
-        """The same, since the last time."""
+        """The same, since the last call."""
         later = self.show_later(self.state)
         for keys in self.later.values():
             keys.clear()
         return later
 
     def forget_later(self, chains: Mapping[Any, Container[Key]]) -> None:
-        """What no epoch under way has changed is no news any more."""
+        """Drop what no epoch under way has changed: it is known."""
         for name, keys in self.later.items():
             if keys:
                 alive = chains[self.operators[name]]
@@ -288,7 +288,7 @@ class Program:
             yield entry.sealed
 
     def find(self, function: object) -> Entry:
-        """The entry of a function, or the reason why there is none."""
+        """The entry of a function; raises UnknownFunction, with the reason, if there is none."""
         if isinstance(function, Function | str):
             entry = self.functions.get(function)
             if entry is not None:
@@ -311,17 +311,17 @@ class Program:
         raise UnknownFunction(f"no function {shown(member)} on operator {of!r}; it has: {known}")
 
     def check_keys(self, keys: list[Any]) -> bool:
-        """Many keys at once: False sends them to be looked at one by one."""
+        """Check many keys at once; after False, check them one by one."""
         limit, kinds = self.config.key_bytes_max, set(map(type, keys))
         if kinds == {str}:
             return all(map(str.isascii, keys)) and max(map(len, keys)) <= limit
         try:
-            return kinds == {int} and bool(self.values.encode_plain(keys))  # which fails over 64 bits
+            return kinds == {int} and bool(self.values.encode_plain(keys))  # fails over 64 bits
         except OverflowError:
             return False
 
     def check_key(self, key: Any, entry: Entry | None = None) -> None:
-        """Is it a key, and does it have a shard? In every mode: what is refused must not depend on it."""
+        """Check that it is a key and has a shard. In every mode: refusals must not depend on the mode."""
         check_key(key, self.config.key_bytes_max)
         if entry is not None and entry.operator.partition_by is not None:
             shard_of(entry.operator, key, self.config.shards)
@@ -332,8 +332,8 @@ def values_of(app: App, config: Config) -> Values:
 
 
 class Entry:
-    """One function, ready to run. Arguments that are not all scalars are run by its twin, `sealed`, which takes them
-    encoded and as one."""
+    """One function, ready to run. Its twin, `sealed`, runs arguments that are not all scalars: it takes them encoded as
+    one value."""
 
     __slots__ = (
         "base",
@@ -378,24 +378,24 @@ class Entry:
             self.fits = never
             body, decode = function.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
-        self.written: Any = None  # where changes are noted as well, if functions run on the lower layer
+        self.written: Any = None  # where changes are also noted, if functions run on the lower layer
         self.number = 0
-        self.owners: dict[Key, int] = {}  # what is known of its keys' workers
-        self.lessons: Any = None  # what is being learned of its calls
+        self.owners: dict[Key, int] = {}  # the known workers of its keys
+        self.lessons: Any = None  # what is being learned about its calls
         self.chains: Any = None  # of the operator's entities, in the ordered mode
-        self.context: Any = None  # that of the call that runs, or runs next: see bind
+        self.context: Any = None  # of the running or the next call: see bind
         self.run: Callable[..., Any] = never
 
     def bind(self, context: Any) -> None:
         self.context, self.run = context, MethodType(self.body, context)
 
     def find(self, key: Key) -> Any:
-        """The sealed state of an entity, or MISSING: for those of which `table.get(key)` says None."""
+        """The sealed state of an entity, or MISSING. Call it when `table.get(key)` gives None."""
         state = self.table.get(key, NOWHERE)
         return self.base.get(key, MISSING) if state is NOWHERE else state
 
     def lacks(self, key: Key) -> bool:
-        """Is the entity's state to be found first? So it may be where state is lent."""
+        """Must the entity's state be fetched first? Only where state is lent."""
         return type(self.base) is not dict and key not in self.table and self.base.lacks(key)  # type: ignore[attr-defined]
 
     def store(self, key: Key, state: Any) -> None:
@@ -407,12 +407,12 @@ class Entry:
             self.table.pop(key, None)
 
     def admit(self, args: Args) -> tuple[Entry, Args]:
-        """The slow and sure way: who runs these arguments, and in which form; or why nobody does."""
+        """The slow path: the entry that runs these arguments, and their form; raises if they do not fit."""
         packed = self.signature.admit(args)
         return (self.sealed, (packed,)) if isinstance(packed, bytes) else (self, packed)
 
     def decreed(self, why: str) -> Entry:
-        """The same function, except that it fails: for a transaction that aborts by decree. Not bound yet."""
+        """The same function, but it fails: for a transaction that aborts by decree. Not bound yet."""
         entry = copy.copy(self)
 
         def fail(context: Any, *args: Any) -> Any:

@@ -1,10 +1,10 @@
-"""How an engine begins with what an earlier one left: a snapshot, the replies that are still kept, the log's records.
+"""How an engine starts from what an earlier one left: a snapshot, the kept replies, the log's records.
 
 Rules:
 1. The state, the counters, the request ids and the last batch of each source are those at the snapshot's epoch.
-2. Later epochs enter by the same gate as new ones: they are closed, have their records, and wait to be run. They keep
-   the limits that they were logged with.
-3. A source's batch that was closed and is not wholly in epochs goes on from where it stopped: nobody sends it again.
+2. Later epochs enter like new ones: they are closed, have their records, and wait to run. They keep the limits that
+   they were logged with.
+3. A logged source batch whose rows are not all in epochs continues where it stopped: its source does not resend it.
 
 Never here: files, formats, the store.
 """
@@ -23,7 +23,7 @@ from headrace.wire.messages import Response
 
 
 class LoggedRecord(NamedTuple):
-    """A record as it was read: an epoch without its results, with the limits that it ran under."""
+    """A record as it was read: an epoch without results, with the limits it ran with."""
 
     number: int
     record: Epoch | Batch | Note
@@ -37,15 +37,15 @@ class Restored(NamedTuple):
     epoch: int  # of the snapshot; 0 if there is none
     tables: dict[str, Table]
     meta: dict[str, Any]
-    kept: list[Epoch]  # final ones up to the snapshot's, whose replies are kept, in order
+    kept: list[Epoch]  # final epochs up to the snapshot's with kept replies, in order
     records: list[LoggedRecord]  # from the snapshot's position on
     last: int  # the number of the log's last record
-    recorded: dict[int, Epoch] = {}  # noqa: RUF012 final ones after the snapshot's, by number: what they gave, they must give again
-    is_migrated: bool = False  # the tables are not those of the snapshot: the next one, at once, holds them all
+    recorded: dict[int, Epoch] = {}  # noqa: RUF012 final epochs after the snapshot's, by number: a replay must give the same
+    is_migrated: bool = False  # the tables differ from the snapshot's: a full one is taken at once
 
 
 def restore(engine: Engine, left: Restored) -> None:
-    """To be called once, before the engine's first step."""
+    """Call this once, before the engine's first step."""
     for name, table in left.tables.items():
         engine.program.load(name, table)
     meta, sequencing = left.meta, engine.sequencing
@@ -68,17 +68,17 @@ def restore(engine: Engine, left: Restored) -> None:
 
 
 def adopt(engine: Engine, epoch: Epoch) -> None:
-    """The ledger knows this epoch's ids again; the next one opens."""
+    """Put this epoch's ids into the ledger again, and open the next epoch."""
     engine.ledger.adopt(epoch)
     engine.ledger.keep(Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us))
 
 
 def replay(engine: Engine, left: Restored) -> None:
-    """The log's records after the snapshot: epochs wait to be run, batches and what was noted find their epochs."""
+    """Take the log's records after the snapshot: epochs wait to run, batches and notes go to their epochs."""
     sequencing = engine.sequencing
     epochs: list[Epoch] = []
     batches: dict[int, tuple[Batch, Submission]] = {}
-    done: dict[int, int] = {}  # rows of a batch that are in epochs
+    done: dict[int, int] = {}  # per batch: its rows that are in epochs
     for number, record, limits, _ in left.records:
         if isinstance(record, Batch):
             batches[number], done[number] = (record, engine.sources.again(record)), 0
@@ -123,5 +123,5 @@ def replay(engine: Engine, left: Restored) -> None:
 
 
 def find(epochs: list[Epoch], tid: int) -> Epoch | None:
-    """The epoch of a transaction: what is noted of one comes soon after it."""
+    """The epoch of a transaction: notes come soon after their epoch."""
     return next((epoch for epoch in reversed(epochs) if tid in epoch.tids), None)

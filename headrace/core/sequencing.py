@@ -2,10 +2,10 @@
 
 Rules:
 1. `tid = sid + lc * n_seq`: sequencer `sid` of `n_seq` counts by itself (Styx 5.1), and no two give the same TID.
-2. Where there are several, after each epoch every one moves up to the largest counter seen, so that an idle one does
-   not hand out TIDs below those that others have used (Styx 5.1, balancing).
-3. An epoch closes when it is full, in number or in bytes, or `epoch_interval_us` after its first transaction. The time
-   at which it closes is its time, for all its transactions; it never goes back, also when a clock does.
+2. With several sequencers, each moves up to the largest counter seen after each epoch, so that an idle one does not
+   give out TIDs below those that others have used (Styx 5.1, balancing).
+3. An epoch closes when it is full, in transactions or bytes, or `epoch_interval_us` after its first transaction. Its
+   closing time is the time of all its transactions. It never goes back, even if the clock does.
 
 Never here: what the transactions do.
 """
@@ -19,7 +19,7 @@ TID_MAX = (1 << 63) - 1
 
 
 class Sequencer:
-    """One of `n_seq` that number transactions without talking to each other."""
+    """One of `n_seq` sequencers, which number transactions without communicating."""
 
     def __init__(self, sid: int = 1, n_seq: int = 1, lc: int = 0) -> None:
         if not 1 <= sid <= n_seq:
@@ -40,17 +40,17 @@ class Sequencer:
         return (tid - self.sid) // self.n_seq
 
     def level(self, largest_lc: int) -> None:
-        """After an epoch: go on from the largest counter of all sequencers."""
+        """After an epoch: continue from the largest counter of all sequencers."""
         self.lc = max(self.lc, largest_lc)
 
     @classmethod
     def above(cls, sid: int, n_seq: int, largest_tid: int) -> Sequencer:
-        """A sequencer for a new number of them: it starts above every TID given so far."""
+        """A sequencer after their number changed: it starts above every TID given so far."""
         return cls(sid, n_seq, -(-largest_tid // n_seq))
 
 
 class Sequencing:
-    """Gathers admitted transactions into epochs."""
+    """Puts admitted transactions into epochs."""
 
     def __init__(self, config: Config, sequencer: Sequencer | None = None) -> None:
         self.transactions_max, self.interval_us = config.epoch_transactions_max, config.epoch_interval_us

@@ -2,13 +2,13 @@
 
 Rules:
 1. A synchronous call runs at once; asynchronous calls run after the root has returned, in the order they were made,
-   as one queue per transaction, and what they return is dropped unseen. The first exception in that order aborts the
+   as one queue per transaction; their results are discarded. The first exception in that order aborts the
    transaction and is its reply.
-2. A call has its entity's state in hand while it runs; it is stored when the call returns or waits. What was there
-   before goes to the undo log; an abort puts it back, latest first. Nothing runs twice, no read or write sets.
+2. The context holds its entity's state while a call runs; it is stored when the call returns or waits. The earlier
+   state goes to the undo log; an abort restores it, latest first. Nothing runs twice; there are no read or write sets.
 3. An exception that leaves a function aborts the transaction: no caller can catch it, wherever it runs.
-4. The hot loop keeps no track of the calls' paths. A transaction that turns out to need its own is undone and run again
-   by `TrackedExecutor`, and so is every later one with the same root: who does not use it does not pay for it.
+4. The hot loop does not track the paths of calls. A transaction that needs them is undone and run again by
+   `TrackedExecutor`, and so is every later one with the same root. Other transactions pay nothing.
 
 Functions are plain calls, or coroutines driven by `send`: there is no event loop here.
 
@@ -42,20 +42,20 @@ MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
 
 
 class SerialExecutor:
-    """Runs epochs. Changes the tables of all operators; nobody else does."""
+    """Runs epochs. Nothing else changes the operators' tables."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.values = program, program.values
         self.depth_max = program.config.depth_max
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
-        self.raised_in: tuple[Entry, Key] | None = None  # where an exception came from, if from an awaited call
+        self.raised_in: tuple[Entry, Key] | None = None  # the awaited call that raised, if any
         self.is_running = False
-        self.tracked: TrackedExecutor | None = None  # for transactions that cannot be run here
+        self.tracked: TrackedExecutor | None = None  # for transactions that cannot run here
         self.bind()
 
     @property
     def running(self) -> int:
-        """The TID that runs now, 0 if none. For an onlooker in another thread."""
+        """The TID that runs now, 0 if none. Other threads may read it."""
         if not self.is_running:  # no epoch, or it waits for the response to an external call
             return 0
         epoch = self.transaction.epoch
@@ -63,7 +63,7 @@ class SerialExecutor:
         return epoch.tids[at] if at < len(epoch.tids) else 0
 
     def bind(self) -> None:
-        """Take the program's functions over from the other mode."""
+        """Take over the program's functions from the other mode."""
         self.program.watch_epochs(True)
         for entry in self.program.entries:
             entry.bind(self._context(entry))
@@ -79,11 +79,11 @@ class SerialExecutor:
         return kind(self.program, self.transaction, entry)
 
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
-        """Run the rows from `start` on, those before `stop`. If something is needed first, a response to an external
-        call say, it is returned: once it is there, go on from the row where this stopped.
+        """Run the rows from `start` up to `stop`. If something is needed first, such as a response to an external call,
+        it is returned; once it is there, continue from the row where this stopped.
 
-        The hot loop: what a call costs beside the function itself is decided here. The root and the queued calls run
-        by the same lines, written twice: a method between them would cost a tenth of the whole."""
+        The hot loop: it decides what a call costs beyond the function itself. The root and the queued calls run the
+        same lines, written twice: a shared method would cost a tenth of the whole."""
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
@@ -116,7 +116,7 @@ class SerialExecutor:
                         entry.store(key, state)
                     else:
                         table[key] = state
-                for call in queue:  # which grows while they run
+                for call in queue:  # grows meanwhile
                     entry, key, args = call
                     context, table = entry.context, entry.table
                     context.key = key
@@ -165,8 +165,8 @@ class SerialExecutor:
         return None
 
     def _run_tracked(self, epoch: Epoch, root: Entry) -> Need | None:
-        """A transaction asked for what this executor does not know. From now on those with this root are not even
-        tried here."""
+        """A transaction asked for what this executor does not track. From now on, those with this root are not tried
+        here."""
         root.run = self._give_up
         return self._tracked().run_row(epoch, root.number)
 
@@ -183,10 +183,10 @@ class SerialExecutor:
         raise Untracked
 
     def _drive(self, context: SerialContext, key: Key, before: Any, coroutine: Any, awaited: Any) -> tuple[Any, Any]:
-        """Go on with a coroutine that awaits something: to its end, and with all that it awaits. Returns its entity's
-        state as stored, and its result.
+        """Run a coroutine that awaits something, with all that it awaits, to its end. Returns its entity's stored
+        state and its result.
 
-        The callers wait in `frames`, not on Python's stack, so that only `depth_max` limits them."""
+        Callers wait in `frames`, not on Python's stack, so only `depth_max` limits them."""
         frames: list[tuple[SerialContext, Key, Any]] = []
         try:
             while True:
@@ -204,7 +204,7 @@ class SerialExecutor:
                 answer = entry.run(*awaited.args)
                 if not entry.is_plain:
                     coroutine, answer = answer, None
-                while True:  # until somebody awaits again
+                while True:  # until the next await
                     if coroutine is not None:
                         try:
                             awaited = coroutine.send(answer)
@@ -213,7 +213,7 @@ class SerialExecutor:
                             answer = stop.value
                     if not frames:
                         return before, answer
-                    # A call has ended: its caller goes on, with its own entity's state as it is now.
+                    # A call has ended: its caller continues, with the current state of its own entity.
                     self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))  # they share nothing
                     context, key, coroutine = frames.pop()
@@ -226,7 +226,7 @@ class SerialExecutor:
             raise
 
     def _break_off(self, context: SerialContext, key: Key, coroutine: Any, frames: list[Any]) -> None:
-        """A call failed: it and all that wait for it end."""
+        """A call failed: end it and all that wait for it."""
         self.raised_in = (context._entry, key)
         for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
             self._retire(waiting)
@@ -245,7 +245,7 @@ class SerialExecutor:
             context._entry.bind(self._context(context._entry))
 
     def _retire(self, context: SerialContext) -> None:
-        """A call failed: whatever its function still does, in a `finally` say, is in vain."""
+        """A call failed: what its function still does, such as in a `finally`, has no effect."""
         self._keep_waiting(context)
         context.retire()
 
@@ -261,7 +261,7 @@ class SerialExecutor:
         transaction.calls_left -= 1
 
     def _roll_back(self, root: Entry, root_key: Key, first: Any) -> None:
-        """The root's entity had the state `first`, if it got so far: its writes are not in the undo log."""
+        """`first` is the root's state before, if it got so far: its writes are not in the undo log."""
         transaction = self.transaction
         for entry, key, before in reversed(transaction.undo):
             entry.store(key, before)
@@ -274,19 +274,19 @@ class SerialExecutor:
     def _failure(self, error: BaseException, entry: Entry, key: Key) -> Failure:
         if self.raised_in is not None:
             (entry, key), self.raised_in = self.raised_in, None
-        if self.transaction.needs is not None:  # nobody is going to see it
+        if self.transaction.needs is not None:  # it will not be seen
             error = Untracked()
-        if self.transaction.doom is not None:  # a limit was reached before whatever happened after it
+        if self.transaction.doom is not None:  # the limit was reached first
             error, entry, key = self.transaction.doom
         return Failure(*describe(error), entry.name, key)
 
 
 Walk = Generator[tuple[Entry, Key], None, Need | None]
-"""A row on its way: yields the entities whose state has to be found before it can go on."""
+"""A row that runs: yields the entities whose state it needs before it can continue."""
 
 
 class Carried(BaseException):
-    """A StopIteration of a function, on its way out of a generator: Python would make a RuntimeError of it."""
+    """Carries a function's StopIteration out of a generator: Python would turn it into a RuntimeError."""
 
     def __init__(self, error: StopIteration) -> None:
         self.error = error
@@ -300,7 +300,7 @@ def run_carefully(entry: Entry, args: Args) -> Any:
 
 
 class TrackedExecutor(SerialExecutor):
-    """The same, one row at a time, and with the path of every call. It can wait before any call."""
+    """The same, one row at a time, with the path of every call. It can wait before any call."""
 
     def __init__(self, program: Program) -> None:
         self.paths: list[bytes] = []  # of the calls in the queue
@@ -311,7 +311,7 @@ class TrackedExecutor(SerialExecutor):
         return kind(self.program, self.transaction, entry, path, self.paths)
 
     def run_row(self, epoch: Epoch, root: int) -> Need | None:
-        """The next one, where all state is known; `root` is the number of its function."""
+        """Run the next row, where all state is known; `root` is the number of its function."""
         try:
             entry, key = next(self.walk(epoch, self.program.numbered[root]))
         except StopIteration as end:
@@ -320,13 +320,13 @@ class TrackedExecutor(SerialExecutor):
         raise AssertionError(f"the state of {entry.name} of {shown(key)} is not known")
 
     def walk(self, epoch: Epoch, entry: Entry) -> Walk:
-        """The next row; `entry` is its root's, in this executor's program."""
+        """Run the next row; `entry` is its root's, in this executor's program."""
         transaction, row = self.transaction, len(epoch.results)
         transaction.epoch = epoch
         key, context = epoch.keys[row], self._context(entry, order.ROOT)
         try:
             result = self.values.seal((yield from self._run_call(context, key, epoch.args[row])))
-            for at, (entry, key, args) in enumerate(transaction.queue):  # which grows while they run
+            for at, (entry, key, args) in enumerate(transaction.queue):  # grows meanwhile
                 context = self._context(entry, self.paths[at])
                 yield from self._run_call(context, key, args)
             if transaction.is_marked:
@@ -368,7 +368,7 @@ class TrackedExecutor(SerialExecutor):
     def _follow(
         self, context: SerialContext, key: Key, before: Any, coroutine: Any, awaited: Any
     ) -> Generator[tuple[Entry, Key], None, tuple[Any, Any]]:
-        """As `_drive`, and it waits where a call's state is not known."""
+        """Like `_drive`, but waits where a call's state is not known."""
         frames: list[tuple[SerialContext, Key, Any]] = []
         try:
             while True:
@@ -384,7 +384,7 @@ class TrackedExecutor(SerialExecutor):
                 answer = run_carefully(awaited.entry, awaited.args)
                 if not awaited.entry.is_plain:
                     coroutine, answer = answer, None
-                while True:  # until somebody awaits again
+                while True:  # until the next await
                     if coroutine is not None:
                         try:
                             awaited = coroutine.send(answer)
@@ -408,7 +408,7 @@ class TrackedExecutor(SerialExecutor):
 
 
 def describe(error: BaseException) -> tuple[str, str, str]:
-    """Code, type and message of an exception that may be anything, also one that breaks when it is looked at."""
+    """Code, type and message of any exception, even one that raises when it is inspected."""
     kind, code, name, text = type(error), "aborted", "Exception", "<an exception without a message>"
     with contextlib.suppress(BaseException):
         code = kind.code if issubclass(kind, HeadraceError) and type(kind.code) is str else code
@@ -422,6 +422,6 @@ def describe(error: BaseException) -> tuple[str, str, str]:
 
 
 def fit(text: str, characters_max: int) -> str:
-    """Bounded and valid."""
+    """Make a text bounded and valid."""
     cut = text if len(text) <= characters_max else text[:characters_max] + "…"
     return str.encode(cut, "utf-8", "replace").decode()

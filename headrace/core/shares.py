@@ -1,7 +1,7 @@
-"""Shares: exact parts of one, by which a lone transaction's end is known (Styx 5.3).
+"""Shares: exact parts of one, which show when a lone transaction has ended (Styx 5.3).
 
-A share is 2^-k and is written as k. What somebody holds is a set of them, like the digits of a binary number: two of
-one kind are one of the next larger kind. So all of it is back exactly when the set is {0}, however often it was split.
+A share is 2^-k, written as k. A node holds a set of shares, like the digits of a binary number: two equal shares make
+one share of twice the size. So everything is back exactly when the set is {0}, however often it was split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def is_whole(shares: set[int]) -> bool:
 
 
 def split_share(shares: set[int]) -> int:
-    """Halve the largest share that is held; returns the half that leaves."""
+    """Halve the largest share; returns the half to send."""
     share = min(shares)
     shares.remove(share)
     add_share(shares, share + 1)

@@ -1,7 +1,7 @@
 """What arguments a function takes: checked, and explained, for calls from outside and between functions alike.
 
-Annotations are enforced, never coerced: see core/program.py. Only who has a poorer notation (JSON, a Spark row) has its
-arguments converted first.
+Annotations are enforced, never coerced: see core/program.py. Only arguments from a poorer notation (JSON, a Spark row)
+are converted first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.model.app import hints_of
 from headrace.model.operator import Function
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values, shown
 
-TOGETHER = 4_096  # calls that are checked at once: all of them are within the limit of one if they are together
+TOGETHER = 4_096  # calls checked at once: if their total is within the limit of one, each is
 
 Args = tuple[Any, ...]
 
@@ -41,8 +41,8 @@ class Signature:
             check_hint(f"{self.name}: parameter {name!r}", hint)
 
     def compile_fits(self) -> Callable[[Args], bool]:
-        """A check as fast as Python allows for the common case: the right number of arguments, each a scalar of just
-        the annotated type, and small. False sends the call to `admit`, which decides and explains."""
+        """A fast check for the common case: the right number of arguments, each a small scalar of exactly the annotated
+        type. After False, `admit` decides and explains."""
         each_max = self._text_max(len(self.hints))
         tests = {
             int: f"type({{0}}) is int and {{0}} < {HIGH} and {{0}} > {LOW}",
@@ -70,7 +70,7 @@ def fits(args):
         return fits
 
     def fits_all(self, rows: list[Args]) -> bool:
-        """The same for many calls at once, in columns and mostly in C: False sends them to be looked at one by one."""
+        """The same for many calls at once, in columns and mostly in C. After False, check them one by one."""
         if not self.is_scalar:
             return False
         some = (rows[at : at + TOGETHER] for at in range(0, len(rows), TOGETHER))
@@ -86,7 +86,7 @@ def fits(args):
         return all({type(row[at]) for row in rows} == {hint} for at, hint in enumerate(self.hints))
 
     def _text_max(self, count: int) -> int:
-        """Texts up to this length need no counting: too short to matter, and surely within the limit together."""
+        """Texts up to this length are not counted: too short to matter, and within the limit together."""
         return min(64, self.values.bytes_max // (2 * count or 1) - 16)
 
     def _takes_anything(self) -> bool:
@@ -104,7 +104,7 @@ def fits(args):
         )
 
     def admit(self, args: Args) -> Args | bytes:
-        """The arguments as they are logged and handed on, or why they cannot be."""
+        """The arguments as they are logged and passed on; raises if they do not fit."""
         if not self.takes(len(args)):
             raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
         sealed = []
@@ -161,7 +161,7 @@ def check_hint(where: str, hint: Any) -> None:
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Does the value have this type as it is? An int will do for a float, as everywhere in Python."""
+    """Does the value have this type as it is? An int passes for a float, as everywhere in Python."""
     if hint is Any or type(value) is hint:
         return True
     try:
@@ -171,7 +171,7 @@ def conforms(value: Any, hint: Any) -> bool:
 
 
 def agree(converted: Any, value: Any) -> bool:
-    """Was nothing changed by the conversion, but for ints that became floats?"""
+    """Did the conversion change nothing, except ints to floats?"""
     kind = type(value)
     if converted is value:
         return True

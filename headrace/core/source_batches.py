@@ -1,4 +1,4 @@
-"""Batches of sources: a batch is taken once, whatever its source repeats.
+"""Source batches: a batch is taken once, however often its source repeats it.
 
 Rule: the batches of a query are numbered without gaps, and the last one of each query is remembered.
 
@@ -17,32 +17,32 @@ from headrace.core.epoch import Batch, Epoch
 from headrace.errors import ReplyExpired, StreamError
 from headrace.wire.messages import Failure
 
-ONCE = "write-"  # so begins a query of one batch that nobody repeats once it has run
+ONCE = "write-"  # prefix of one-batch queries, which are not repeated once they ran
 
 
 class SourceBatches:
-    """The last batch of each streaming query: a batch is taken once, whatever its source repeats."""
+    """The last batch of each streaming query."""
 
     def __init__(self, config: Config) -> None:
         self.queries_max = config.queries_max
-        self.last: dict[str, tuple[int, Submission]] = {}  # the query that was quiet for longest comes first
-        self.has_forgotten = False  # some query, ever
+        self.last: dict[str, tuple[int, Submission]] = {}  # the longest idle query comes first
+        self.has_forgotten = False  # whether any query was ever forgotten
 
     def last_of(self, query: str) -> int:
         """The number of its last batch; -1 if there was none, or the query is forgotten."""
-        known = self.last.get(query)  # asked by other threads, too
+        known = self.last.get(query)  # other threads call this too
         return -1 if known is None else known[0]
 
     def take(self, source: tuple[str, int], submission: Submission, rows: int, after: int = -1) -> Submission | None:
-        """None if the batch of so many rows is new, and from now on it is not; else the submission that ran. `after` is
-        the last one that ran, as its source knows it: it counts if this query may have been forgotten. A source that
-        knows that the batch ran has not brought its rows, so it is never new."""
+        """Take a batch of so many rows. Returns None if it is new, else the submission that ran. `after` is the last
+        batch that ran, according to the source: it counts if this query may have been forgotten. A source that knows
+        that the batch ran does not send its rows, so it is never new."""
         query, batch = source
         forgotten = after if self.has_forgotten else -1
         last, ran = self.last.get(query, (forgotten, None))
         if batch == last and ran is not None:
             return ran
-        if batch <= last:  # its name was still in the inbox, or a query goes back further than to its last batch
+        if batch <= last:  # its name was still in the inbox, or the query went back too far
             past = Submission(None, submission.ids, submission.refused)
             past.refuse(EXPIRED, rows)
             return past
@@ -53,10 +53,10 @@ class SourceBatches:
         return None
 
     def again(self, batch: Batch) -> Submission:
-        """A batch that is in the log: where its rows went, as far as that is known by now."""
+        """Take a batch from the log. Returns where its rows went, as far as that is known by now."""
         assert batch.source is not None
         query, number = batch.source
-        known, submission = self.last.pop(query, (-1, None))  # the query that was quiet for longest comes first
+        known, submission = self.last.pop(query, (-1, None))  # the longest idle query comes first
         if submission is None or known != number:
             submission = Submission.of(None, batch)
         self._keep(query, number, submission)
@@ -70,8 +70,8 @@ class SourceBatches:
             del self.last[next((each for each in final if each.startswith(ONCE)), (final or list(self.last))[0])]
 
     def describe(self, first: int) -> dict[str, Any]:
-        """What a snapshot keeps: per query its last batch, and where those of its rows are that came before the epoch
-        with the number `first`. What came later is found in the log again."""
+        """What a snapshot keeps: each query's last batch, and the places of its rows in epochs before number `first`.
+        Later rows are read from the log."""
         return {
             query: [
                 batch,
@@ -87,7 +87,7 @@ class SourceBatches:
         }
 
     def restore(self, described: dict[str, Any], epochs: dict[int, Epoch], has_forgotten: bool) -> None:
-        """`epochs` are those whose replies are still kept; rows of others are answered by a failure."""
+        """`epochs` are those whose replies are still kept; rows of others get a failure."""
         self.has_forgotten = has_forgotten
         for query, (batch, ids, refused, stretches) in described.items():
             submission = Submission(None, ids, {row: Failure(*failure) for row, failure in refused.items()})

@@ -3,10 +3,10 @@
     Run ──► roots in TID order, calls as they come, repair ──► Idle ──► (Gather ──► Idle)* ──► Final
 
 Rules:
-1. A report that it is idle says what it sent and received for the epoch on each channel; it makes one only when it has
-   nothing left to do for that epoch and all before it are final, so that nothing but a message can change it.
-2. Whatever comes before its time (calls of an epoch that it has not been given yet) waits; whatever comes from an older
-   term never gets here.
+1. An idle report says how much it sent and received for the epoch on each channel. A worker reports only when it has no
+   work left for that epoch and all earlier ones are final, so only a message can change the report.
+2. Messages that come early (calls of an epoch that it has not been given yet) wait. Messages from older terms never get
+   here.
 3. A term begins with the state of its shards and nothing else.
 
 Never here: clocks, sockets, who is alive.
@@ -69,7 +69,7 @@ STRETCH_ROWS = frozenset((LendRequest, Installed, Lent))
 
 
 class Worker(Gathering):
-    # Which method takes a message of the coordinator.
+    # The method for each message of the coordinator.
     MESSAGES: ClassVar[dict[type, str]] = {
         Begin: "_begin",
         Run: "_take_run",
@@ -78,7 +78,7 @@ class Worker(Gathering):
         Final: "_finish",
         Show: "_show",
     }
-    # What every step does, in this order, after it has taken the messages of its event.
+    # Every step does these, in this order, after the messages of its event.
     WORK: ClassVar[tuple[str, ...]] = ("_run_slice", "_run_stretch", "_flush", "_resend")
 
     def __init__(
@@ -94,9 +94,9 @@ class Worker(Gathering):
         self.caps = caps
         self.app, self.config, self.me = app, config, number
         self.program = self.like = Program(app, config, like)
-        self.limits: dict[str, int] | None = None  # of the epochs that run now, where they are not those of `config`
+        self.limits: dict[str, int] | None = None  # of the running epochs, if they differ from `config`
         self.channels = Channels(number, config)
-        self.channels.term = term - 1  # it takes no `Begin` of an older one
+        self.channels.term = term - 1  # so a `Begin` of an older term is dropped
         self.serial = SerialExecutor(self.program)
         self.ordered = OrderedExecutor(self.program, number)
         self.mode = "serial"
@@ -105,12 +105,12 @@ class Worker(Gathering):
         self.final_epoch = 0  # of this term
         self.is_ready = False
         self.progress: dict[int, Progress] = {}
-        self.runs_waiting: deque[Run] = deque()  # behind one that waits for an external call
+        self.runs_waiting: deque[Run] = deque()  # blocked by one that waits for an external call
         self.early: dict[int, list[tuple[int, Traffic]]] = {}
 
     @property
     def running(self) -> int:
-        """The TID whose function runs now, 0 if none."""
+        """The TID that runs now, 0 if none."""
         gathered = 0 if self.stretch is None else self.stretch.running
         return self.ordered.running or gathered or self.serial.running
 
@@ -141,7 +141,7 @@ class Worker(Gathering):
         effects += self.channels.upkeep(now_us)
 
     def has_work(self) -> bool:
-        """Is there anything to do without a message?"""
+        """Is there work to do without a message?"""
         return self.ordered.has_work() or self._gatherer() is not None
 
     def _void(self, term: int) -> None:
@@ -158,7 +158,7 @@ class Worker(Gathering):
         self.program, self.serial, self.ordered = program, SerialExecutor(program), OrderedExecutor(program, self.me)
 
     def _run_under(self, limits: dict[str, int] | None) -> None:
-        """The next epoch was logged with these limits, and runs with them: none is under way."""
+        """Use the limits that the next epoch was logged with. No epoch is under way."""
         assert not self.ordered.parts, "the limits changed within an epoch"
         self.limits, before = limits, self.ordered
         config = self.config if limits is None else dataclasses.replace(self.config, **limits)
@@ -236,7 +236,7 @@ class Worker(Gathering):
         return epoch
 
     def _take_respond(self, now_us: int, respond: Respond, effects: list[WorkerEffect]) -> None:
-        """A transaction waits for the response to an external call: here it is."""
+        """Take the response to an external call that a transaction waits for."""
         progress = self.progress.get(respond.epoch)
         if progress is None or not progress.needs or progress.needs[0].tid != respond.tid:
             raise BadMessage(f"TID {respond.tid} of epoch {respond.epoch} waits for no response here")
@@ -253,7 +253,7 @@ class Worker(Gathering):
             self._take_run(now_us, run, effects)
 
     def _run_serially(self, epoch: Epoch, progress: Progress) -> None:
-        """From where it stopped, to the end or to an external call whose response is not known."""
+        """Run from where it stopped to the end, or to an external call without a response."""
         need = self.serial.run(epoch, len(epoch.results))
         progress.epoch, progress.needs = (None, []) if need is None else (epoch, [need])
         missing = len(epoch) - len(epoch.results)
@@ -263,7 +263,7 @@ class Worker(Gathering):
         progress.changes = self.program.take_changes() if need is None else {}
 
     def _pick(self, run: Run, progress: Progress) -> EpochPart:
-        """Find in an epoch what starts here: own roots, and calls of others' roots that are predicted."""
+        """Find what starts here in an epoch: own roots, and predicted calls of other workers' roots."""
         numbered, me, owner_of = self.program.numbered, self.me, self.ordered.shards.owner
         tids = range(*run.tids)
         functions = run.functions
@@ -273,7 +273,7 @@ class Worker(Gathering):
             else [numbered[number] for number in functions]
         )
         owners: list[Any] = [None]
-        if isinstance(functions, int):  # then most are known
+        if isinstance(functions, int):  # most are known
             owners = list(map(numbered[functions].owners.get, run.keys))
         if None in owners:
             owners = [
@@ -286,7 +286,7 @@ class Worker(Gathering):
         part.suspects |= suspects
         special = poisoned | suspects
         rows, mine, root = part.rows, progress.mine, order.ROOT  # mine: TIDs of own roots
-        wheres: Iterable[int | None] = repeat(None if predictions else 0)  # the worker of what a root is going to call
+        wheres: Iterable[int | None] = repeat(None if predictions else 0)  # the worker of a root's predicted call
         simple: Template | None = None
         if isinstance(functions, int) and entries[0] in predictions:
             simple = predictions[entries[0]][0]
@@ -314,7 +314,7 @@ class Worker(Gathering):
         return part
 
     def _check_epoch(self, epoch: int, source: int) -> None:
-        """Is it one that may be under way?"""
+        """Check that the epoch may be under way."""
         if epoch <= self.final_epoch:
             raise BadMessage(f"node {source} speaks of epoch {epoch}, but all up to {self.final_epoch} are over")
 
@@ -391,11 +391,11 @@ class Worker(Gathering):
     # --- work ---------------------------------------------------------------------------------------------------------
 
     def _flush(self, now_us: int, effects: list[WorkerEffect]) -> None:
-        """Send what has gathered, and report the first epoch if there is nothing left to do for it."""
+        """Send what has accumulated, and report the first epoch if no work is left for it."""
         for number, progress in self.progress.items():
             part = self.ordered.parts.get(number)
             if part is None or not self.ordered.is_idle(part):
-                continue  # messages are few if they wait for each other
+                continue  # waiting makes for fewer messages
             for worker, all_rows in part.outbox.items():
                 for rows in in_pieces(all_rows, sum(part.bytes.values()) + part.answered_bytes):
                     progress.sent[worker] += 1
@@ -407,21 +407,21 @@ class Worker(Gathering):
             part.answers.clear()
         for number, progress in self.progress.items():
             if progress.result is None:
-                is_gathered = progress.gather is not None or progress.lent_early  # its own `Gather` is on its way
+                is_gathered = progress.gather is not None or progress.lent_early  # its own `Gather` is under way
                 if is_gathered or not self.ordered.is_idle(self.ordered.parts[number]):
                     return
                 if not progress.is_reported and self._is_time(now_us, self.ordered.parts[number], progress):
                     self._report(now_us, number, progress, effects)
-                return  # the next one only once this one is final
+                return  # the next epoch only once this one is final
             if not progress.is_reported:
                 self._report(now_us, number, progress, effects)
 
     def _is_time(self, now_us: int, part: EpochPart, progress: Progress) -> bool:
-        """A worker whose calls wait for answers will soon have to report again: it waits a little for them, too."""
+        """If calls wait for answers, the worker would soon report again: delay the report a little."""
         if progress.report_at_us is None:
             aborted, suspects = self.ordered.aborted, part.suspects
             if all((tid := call.order[0]) in aborted or tid in suspects for call in part.waiting):
-                return True  # they wait in vain
+                return True  # no answer matters
             progress.report_at_us = now_us + self.config.report_delay_us
         if now_us >= progress.report_at_us or not part.waiting:
             progress.report_at_us = None

@@ -1,11 +1,11 @@
-"""The operator that every app has: what is to happen later, as entities with state like any other.
+"""The operator that every app has: what happens later, as entities with state like any other.
 
-A timer, and a message to the outside world, is an entity of `headrace`; its key is its id. It is set by a call of the
-transaction that wants it, so it is there if and only if that transaction commits, in every mode; it is in snapshots and
-replays because all state is. It ends by a row of the log that `core/later/deferred.py` adds: `fire` takes it away and
-makes the call, in one transaction; if that aborts, all of it is undone, and the next row, `drop`, takes it away alone.
+A timer, or a message to the outside world, is an entity of `headrace`; its key is its id. A call of the transaction
+that wants it sets it, so it exists if and only if that transaction commits, in every mode. It is in snapshots and
+replays because all state is. A row of the log that `core/later/deferred.py` adds ends it: `fire` removes it and makes
+the call, in one transaction. If that aborts, everything is undone, and the next row, `drop`, only removes it.
 
-A schedule is an entity too, under its name: its state is the time at which it was last due.
+A schedule is also an entity, under its name: its state is the time at which it was last due.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ TIMER, SEND = "timer", "send"
 
 @BUILT_IN.register
 def set(ctx: Context, kind, due_us, name, args, function, key) -> None:  # type: ignore[no-untyped-def]
-    """A timer: call `function` of `key` with `args` when it is due. A message: perform the external `name` with `args`,
-    then call `function` of `key` with what it gave."""
+    """A timer: call `function` of `key` with `args` when it is due. A message: call the external `name` with `args`,
+    then call `function` of `key` with its response."""
     ctx.put((kind, due_us, name, args, function, key))
 
 
 @BUILT_IN.register
 def drop(ctx: Context) -> bool:
-    """It is not to happen, or not again. Was it there?"""
+    """Remove it: cancelled, or its call aborted. Was it there?"""
     is_there = ctx.get() is not None
     ctx.delete()
     return is_there
@@ -35,8 +35,8 @@ def drop(ctx: Context) -> bool:
 
 @BUILT_IN.register
 def fire(ctx: Context, *given) -> bool:  # type: ignore[no-untyped-def]
-    """It happens now, unless it was dropped by a transaction before this one. `given` comes before a timer's arguments
-    and instead of a message's."""
+    """Remove it and make its call, unless an earlier transaction dropped it. `given` has the arguments of a message's
+    call; a timer has its own."""
     found = ctx.get()
     if found is None:
         return False
@@ -49,7 +49,7 @@ def fire(ctx: Context, *given) -> bool:  # type: ignore[no-untyped-def]
 
 @BUILT_IN.register
 def tick(ctx: Context, due_us: int, function, key, args) -> bool:  # type: ignore[no-untyped-def]
-    """A schedule is due, unless it has been already."""
+    """Make a schedule's call, unless it was already made for this time."""
     if due_us <= ctx.get(0):
         return False
     ctx.put(due_us)
@@ -59,5 +59,5 @@ def tick(ctx: Context, due_us: int, function, key, args) -> bool:  # type: ignor
 
 @BUILT_IN.register
 def skip(ctx: Context, due_us: int) -> None:
-    """What a schedule had to do at this time aborted: it waits for the next one."""
+    """A schedule's call at this time aborted: it waits for the next time."""
     ctx.put(max(due_us, ctx.get(0)))

@@ -1,12 +1,12 @@
-"""What is to happen later: which timers, schedules and messages there are, and which rows they become.
+"""What happens later: which timers, schedules and messages there are, and which rows they become.
 
 Rules:
-1. What there is, is the state of the operator `headrace` at the end of the last epoch that is final. Rows that are
-   added here are checked by the transaction itself: whatever was dropped earlier in the log does nothing.
+1. The source is the state of the operator `headrace` at the end of the last final epoch. The transactions of the rows
+   added here check it again: an item that was dropped earlier in the log does nothing.
 2. A timer is due once the log's time has reached it. A schedule that was missed several times is due once.
-3. A message leaves once the epoch that wants it is durable. Nobody knows whether it was performed when an engine ends,
-   so it is performed again, with the same idempotency key.
-4. What aborts when it fires is not fired again: it is dropped. Until that is logged, it is `spent`.
+3. A message leaves once the epoch that wants it is durable. When an engine ends, it is unknown whether the message was
+   performed, so it is performed again, with the same idempotency key.
+4. An item that aborts when it fires is not fired again: it is dropped. Until that is logged, it is `spent`.
 
 Never here: clocks, threads, what is performed and how.
 """
@@ -30,20 +30,20 @@ from headrace.wire.messages import Failure
 from headrace.wire.values import MISSING, Key, written_us
 
 ChangedLater = list[tuple[Any, Any]]
-"""Ids of `headrace` with their sealed state; and (operator, key) with a time to live, with the time of the write."""
+"""Ids of `headrace` with their sealed state; and (operator, key) of expiring entities with the time of the write."""
 
 ROWS_MAX = 500  # added at a time
 
 
 class ExpiryQueue:
-    """An operator's entities by the time of their last write: since the log's time never goes back, in its order."""
+    """An operator's entities by the time of their last write: in log order, since logged time never goes back."""
 
     def __init__(self, operator: Operator) -> None:
         assert operator.ttl_us is not None
         assert operator.expire is not None
         self.ttl_us, self.expire = operator.ttl_us, operator.expire
         self.last: dict[Key, int] = {}
-        self.queue: deque[tuple[int, Key]] = deque()  # also writes that were not the last
+        self.queue: deque[tuple[int, Key]] = deque()  # with superseded writes
 
     def note(self, key: Key, written: Any) -> None:
         if written == MISSING:
@@ -57,7 +57,7 @@ class ExpiryQueue:
         self.last = {key: written for written, key in self.queue}
 
     def due(self, now_us: int, rows_max: int) -> list[tuple[Function, Key, tuple[Any, ...]]]:
-        """Rows that delete what has expired; each once."""
+        """Rows that delete expired entities; each once."""
         rows: list[tuple[Function, Key, tuple[Any, ...]]] = []
         at_us = self.next_due_us()
         while at_us is not None and at_us <= now_us and len(rows) < rows_max:
@@ -79,9 +79,9 @@ class Deferred:
         self.heap: list[tuple[int, str]] = []
         self.cursors: dict[str, int] = {}  # of schedules: when they were last due
         self.sends: dict[str, Perform] = {}
-        self.unsent: list[tuple[int, str]] = []  # messages that wait for a record of the log
-        self.responses: dict[str, Responded] = {}  # that are to be logged
-        self.fired: Counter[str] = Counter()  # rows that are logged and not final: a recovery may find several of one
+        self.unsent: list[tuple[int, str]] = []  # messages that wait for a record to be durable
+        self.responses: dict[str, Responded] = {}  # not logged yet
+        self.fired: Counter[str] = Counter()  # logged rows that are not final: a recovery may find several of one
         self.spent: dict[str, int] = {}  # those whose row aborted; for schedules, with the time
         operators = program.app.operators.values()
         self.expiring = {operator.name: ExpiryQueue(operator) for operator in operators if operator.expire is not None}
@@ -89,8 +89,8 @@ class Deferred:
     # --- what there is ---
 
     def note(self, changed: Iterable[tuple[Any, Any]], position: int) -> None:
-        """Entities of `headrace` as they are at the end of an epoch, whose record this is: id and sealed state. And of
-        operators with a time to live: operator and key, and when it was written."""
+        """Take what an epoch changed, and the position of its record. Entities of `headrace`: id and sealed state. Of
+        operators with a time to live: operator and key, and the time of the write."""
         for key, sealed in changed:
             if type(key) is not str:
                 self.expiring[key[0]].note(key[1], sealed)
@@ -106,7 +106,7 @@ class Deferred:
                 self.responses.pop(key, None)
                 continue
             if key in self.timers or key in self.sends:
-                continue  # it is set once
+                continue  # it is set only once
             kind, due_us, name, args, _, _ = state
             if kind == TIMER:
                 self.timers[key] = due_us
@@ -116,7 +116,7 @@ class Deferred:
                 self.unsent.append((position, key))
 
     def final(self, epoch: Epoch) -> None:
-        """What became of the rows that were added here."""
+        """Note the outcome of the rows that were added here."""
         for piece, start in zip(epoch.pieces, epoch.starts(), strict=True):
             if piece.is_own:
                 for row in range(start, start + piece.size):
@@ -138,7 +138,7 @@ class Deferred:
         if responded.call in self.sends and responded.call not in self.spent:
             try:
                 self.program.functions[fire].admit((responded.result, responded.failure))
-            except BadRequest as error:  # it has no room beside the rest of the row, or cannot be carried at all
+            except BadRequest as error:  # too large with the rest of the row, or not a valid value
                 responded = Responded(responded.call, None, str(error))
             self.responses[responded.call] = responded
 
@@ -172,7 +172,7 @@ class Deferred:
                 continue
             last_us = self.cursors.get(schedule.key)
             tick_us = None if last_us is None else schedule.when.before(now_us, last_us)
-            if last_us is None:  # it is seen for the first time, and begins now: that is state, too
+            if last_us is None:  # new: it starts now, and that is state too
                 rows.append((skip, schedule.key, (now_us,)))
             elif tick_us is not None:
                 rows.append((tick, schedule.key, (tick_us, schedule.function, schedule.of, schedule.args)))
@@ -192,7 +192,7 @@ class Deferred:
         return Batch(ids, entries, [key for _, key, _ in rows], arguments, is_own=True)
 
     def next_due_us(self, now_us: int) -> int | None:
-        """When there is something to log, as far as it is known."""
+        """When there is something to log, as far as known."""
         if self.spent.keys() - self.fired or self.responses.keys() - self.fired:
             return now_us
         while self.heap and self.timers.get(self.heap[0][1]) != self.heap[0][0]:
@@ -211,7 +211,7 @@ class Deferred:
         return {"spent": dict(self.spent)}  # as they are now
 
     def restore(self, described: dict[str, Any]) -> None:
-        """The state is that of the snapshot."""
+        """Call this when the state is that of the snapshot."""
         self.spent = dict(described.get("spent", {}))
         self.note(self.program.items(BUILT_IN.name), 0)
         for name, queue in self.expiring.items():

@@ -1,4 +1,4 @@
-"""What a function can have done later, and outside: the part of a context that makes entities of `headrace`."""
+"""Deferred and external work: the part of a context that creates entities of `headrace`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headrace.wire.values import shown
 if TYPE_CHECKING:
     from headrace.model.operator import Function
 
-THEN_ARGS = 2  # of the function that is called with what an external call gave
+THEN_ARGS = 2  # of the function that takes an external call's response
 
 
 class Deferring(Context):
-    """A mixin: the context it is part of knows the program, ids and the time."""
+    """A mixin: its context gives the program, ids and the time."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class Deferring(Context):
         return entry.name
 
     def _check_call(self, function: Function | str, key: Any, args: tuple[Any, ...]) -> str:
-        """Refuse now what could not be called later."""
+        """Refuse now what could not be called later; returns the function's name."""
         entry = self._program.find(function)
         self._program.check_key(key, entry)
         if not entry.fits(args):

@@ -1,8 +1,8 @@
 """State with a time to live: contexts for operators that have one.
 
-The state is stored with the time at which it was written, which is that of the epoch. From `ttl` later on it is not
-there for any function; it is deleted by a row of the log (`headrace_expire`) that `core/later/deferred.py` adds, so
-that memory and snapshots do not keep it.
+The state is stored with the time of its write, which is the epoch's. Once `ttl` has passed, no function sees it. A row
+of the log (`headrace_expire`) that `core/later/deferred.py` adds deletes it, so that memory and snapshots do not keep
+it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Expiring(SerialContext):
         self._state = wrap(delta, self._now_us)
 
     def expire(self) -> bool:
-        """Delete the state if its time is over."""
+        """Delete the state if it has expired."""
         is_over = self._state is not MISSING and not self._is_there()
         if is_over:
             self.delete()
@@ -50,7 +50,7 @@ class ExpiringTracked(Expiring, TrackedContext):
 
 
 class ExpiringOrdered(Expiring, OrderedContext):
-    """Merges are not kept apart: whether they find something depends on when it was written."""
+    """Merges are not kept separate: whether they find a state depends on when it was written."""
 
     __slots__ = ()
 

@@ -1,10 +1,10 @@
-"""Chains: for each entity, the calls of the unfinished epochs in the order of everything, with what each saw and left.
+"""Chains: for each entity, the calls of unfinished epochs in order, with the state that each saw and left.
 
-A record is read record and version in one. A chain is a list: the value before all of it, then its records by order,
-which is (TID, place). `Call` is the record of a call's first part; a `Continuation` is that of a part after an await.
+A record is both a read record and a version. A chain is a list: the value before all records, then the records by
+order, which is (TID, place). `Call` is the record of a call's first part; `Continuation` that of a part after an await.
 
-Rule: a record sees what its own transaction left on the entity, else what the newest transaction below left that did
-not abort.
+Rule: a record sees what its own transaction left on the entity; otherwise, what the newest transaction below it left
+that did not abort.
 
 Never here: how calls run, messages, workers.
 """
@@ -28,19 +28,19 @@ Chain = list[Any]  # [base value, record, record, ...]
 
 order_of = attrgetter("order")
 
-NOT_YET: Any = object()  # no result so far
-NOTHING: Any = MappingProxyType({})  # stands for a dict that most never need
+NOT_YET: Any = object()  # no result yet
+NOTHING: Any = MappingProxyType({})  # an empty dict, which most records never replace
 
 
 Caller = tuple[int, int, int, int]
-"""Who awaits a call: on which worker, how long its place is, how many wait in all, and which try this is."""
+"""The caller that awaits a call: its worker, the length of its place, the depth of waiting callers, and the try."""
 
-PREDICTED = 1  # the try of calls that are predicted: both sides know it without a message
+PREDICTED = 1  # the try of predicted calls: both sides know it without a message
 
 
 class Call(msgspec.Struct, eq=False):
-    """A call of a transaction, on the worker that owns its entity. As a struct, because they are made by the million;
-    the defaults are those of one that ran in its turn and is done with."""
+    """A call of a transaction, on the worker that owns its entity. A struct, because millions are made; the defaults
+    are those of a call that ran in its turn and is done."""
 
     order: Order
     entry: Entry
@@ -50,15 +50,15 @@ class Call(msgspec.Struct, eq=False):
     new: Any = None  # and after
     read: bool = True  # whether what it saw matters
     result: Any = NOT_YET
-    made: Any = None  # the calls it made that are under way: by number; in a list if all are one-way
-    caller: Caller | None = None  # if somebody awaits it
+    made: Any = None  # its calls under way, by number; a list if all are one-way
+    caller: Caller | None = None  # if it is awaited
     frame: AwaitFrame | None = None  # of a coroutine that has awaited something
-    deltas: tuple[Any, ...] = ()  # it only merged these: `new` follows from them and what it saw
+    deltas: tuple[Any, ...] = ()  # if it only merged: `new` follows from these and `seen`
     failure: Failure | None = None
     failed_at: bytes = b""
     answered: Any = NOT_YET  # what the caller was told
     is_linked: bool = True  # is it in its entity's chain?
-    is_queued: bool = False  # is it going to be looked at?
+    is_queued: bool = False  # is it in the heap?
     is_gone: bool = False
     must_run: bool = False
 
@@ -68,7 +68,7 @@ class Call(msgspec.Struct, eq=False):
 
 
 def new_call(order: Order, entry: Entry, key: Key, args: Args) -> Call:
-    """A call that has not run, and is in no chain."""
+    """A call that has not run and is not in a chain."""
     return Call(order, entry, key, args, is_linked=False, must_run=True)
 
 
@@ -91,14 +91,14 @@ Made = tuple[bool, Entry, Key, Args]  # is it awaited?
 
 
 class AwaitFrame(msgspec.Struct, eq=False):
-    """A coroutine's run: what it awaited and was told, and where it stands. `first` and `attempts` say which answers
-    count, by a number that no other try has, of whichever call stood at this place before."""
+    """A coroutine's run: what it awaited, the answers, and where it is. `first` and `attempts` say which answers count.
+    A try's number is unique, also among earlier calls at this place."""
 
     first: int  # the try of each awaited call, unless `attempts` has another
     awaited: int = 0  # which calls it awaited so far: bit n is that of call number n
     answers: dict[int, Any] = {}  # by the call's number; sealed
-    attempts: dict[int, int] = NOTHING  # of calls that were made anew, or taken back
-    segments: dict[int, Continuation] = NOTHING  # what it did after the answer to the call with this number
+    attempts: dict[int, int] = NOTHING  # of calls that were made again, or cancelled
+    segments: dict[int, Continuation] = NOTHING  # what it did after the answer to this call number
     coroutine: Any = None  # while it waits
     context: Any = None
     queue: list[Any] | None = None
@@ -110,13 +110,13 @@ class AwaitFrame(msgspec.Struct, eq=False):
         return self.attempts.get(n, self.first)
 
     def renew(self, n: int, number: int) -> None:
-        """The call is made once more, or taken back: only answers to the try with this number count from now on."""
+        """The call is made again, or cancelled: from now on, only answers to the try with this number count."""
         self.answers.pop(n, None)
         self.attempts = {**self.attempts, n: number}
 
 
 def chain_of(call: Call) -> Chain:
-    """The chain of a call's entity, which holds it. (A record that is alone stands there without a list.)"""
+    """The chain of a call's entity, which holds it. (A single record is stored without a list.)"""
     chain = call.entry.chains[call.key]
     if type(chain) is not list:
         chain = call.entry.chains[call.key] = [chain.seen, chain]
@@ -148,5 +148,5 @@ def same_call(one: Made, other: Made) -> bool:
 
 
 def same_target(one: Made, other: Made) -> bool:
-    """Calls of the same kind, function and entity: another one in its place needs only other arguments."""
+    """Calls of the same kind, function and entity: replacing one changes only the arguments."""
     return one[0] == other[0] and one[1] is other[1] and type(one[2]) is type(other[2]) and one[2] == other[2]

@@ -1,13 +1,13 @@
-"""What calls of one worker cause elsewhere: further calls, answers, failures, aborts.
+"""What one worker's calls cause elsewhere: further calls, answers, failures, aborts.
 
-The part of the ordered mode that talks. `Exchange` keeps what is known of each call's consequences and tells others
-only what has changed; `core/ordered/repair.py` runs the calls.
+The part of the ordered mode that communicates. `Exchange` tracks each call's consequences and sends only what has
+changed; `core/ordered/repair.py` runs the calls.
 
 Rules:
-1. A call that runs again is compared with what it did before, call by call: what is the same stays under way, what has
-   other arguments is replaced in its place, what is no longer made is cancelled, with all that it made.
-2. An answer belongs to one try of one call. A failure belongs to one place on one worker; the root's worker gathers
-   them, and the transaction is aborted while there is any.
+1. When a call reruns, the calls it makes are compared with those of its last run: equal ones stay under way, those with
+   other arguments are replaced in place, and those no longer made are cancelled, with all calls that they made.
+2. An answer belongs to one try of one call. A failure belongs to one place on one worker; the root's worker collects
+   failures, and the transaction is aborted while there are any.
 
 Never here: how a function runs, what an entity's chain holds.
 """
@@ -49,14 +49,14 @@ from headrace.wire.values import Key, same, size_of
 
 
 class Caps(NamedTuple):
-    """How much is tried on one worker before a transaction is held: decision 0022. They never change a result."""
+    """How much one worker tries before a transaction is held: decision 0022. Caps never change a result."""
 
-    tries: int = 64  # how often one transaction's functions are started
-    lone_tries: int = 512  # if it is alone in its epoch: then it is wrong only while its own calls are out of order
-    repairs: int = 4  # how often in vain, for one transaction,
-    repairs_per_call: int = 2  # and for each of its calls here
-    epoch_repairs: int = 64  # how often for all transactions of an epoch,
-    epoch_part: int = 2  # and once more for each this many transactions
+    tries: int = 64  # starts of one transaction's functions
+    lone_tries: int = 512  # if alone in its epoch: then it is wrong only while its own calls are out of order
+    repairs: int = 4  # wasted runs of one transaction,
+    repairs_per_call: int = 2  # plus this for each of its calls here
+    epoch_repairs: int = 64  # wasted runs of an epoch,
+    epoch_part: int = 2  # plus one per this many transactions
 
 
 NOBODY: Caller = (0, 0, 0, 0)
@@ -78,28 +78,28 @@ class EpochPart:
         self.number, self.tids, self.time_us = number, tids, time_us
         self.owners = owners  # the workers of the roots, in the order of the TIDs
         self.predictions = predictions
-        self.unpredicted: set[int] = set()  # of own roots: nobody else runs what they are going to call
-        self.rows: list[Turn] = []  # what starts here by itself: own roots, and predicted calls
-        self.at = 0  # the next of them
+        self.unpredicted: set[int] = set()  # own roots whose calls no other worker predicts
+        self.rows: list[Turn] = []  # what starts here without a message: own roots, and predicted calls
+        self.at = 0  # the next row
         self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
-        self.spread: set[int] = set()  # own roots' transactions that other workers know of, beside predicted ones
-        self.suspects: set[int] = set()  # TIDs that wait until all below them is final, and are gathered then
-        self.held: set[int] = set()  # those of them whose repairs did not end
+        self.spread: set[int] = set()  # own roots' transactions that reached other workers, not by prediction
+        self.suspects: set[int] = set()  # TIDs that wait until all below is final, then are gathered
+        self.held: set[int] = set()  # suspects whose repairs did not end
         self.caps, self.tries_max = caps, caps.tries if len(tids) > 1 else caps.lone_tries
-        self.vain = 0  # runs whose outcome was dropped: the call was run again, or was not made after all
+        self.vain = 0  # wasted runs: the call was rerun, or was cancelled
         self.vain_of: dict[int, int] = {}  # the same, per TID
-        self.queued: dict[int, dict[bytes, int]] = {}  # one-way calls of calls that wait, by transaction and place
+        self.queued: dict[int, dict[bytes, int]] = {}  # counts of waiting calls' one-way calls, by TID and place
         self.touched: dict[int, set[tuple[str, Any]]] = {}  # entities that suspects wanted to call
-        self.bytes: dict[int, int] = {}  # per TID, where it counts
-        self.answered_bytes = 0  # of answers to other workers, so far
+        self.bytes: dict[int, int] = {}  # per TID, if not 0
+        self.answered_bytes = 0  # in answers to other workers, so far
         self.early_answers: dict[int, dict[int, Any]] = {}  # of predicted calls, for roots that have not started
         self.overruled: set[tuple[int, bytes]] = (
             set()
         )  # predicted calls that came, or were cancelled, before their turn
         self.waiting: dict[Call, None] = {}  # calls whose coroutine waits for an answer
         self.outbox: dict[int, list[Any]] = {}
-        self.answers: dict[bytes, AnsweredAll] = {}  # those in there that may grow, by the place of the predicted calls
+        self.answers: dict[bytes, AnsweredAll] = {}  # rows there that may grow, by the predicted calls' place
 
     def owner(self, tid: int) -> int:
         return self.owners[self.tids.index(tid)]
@@ -119,11 +119,11 @@ class Exchange(ABC):
 
     @abstractmethod
     def _queue(self, record: Record) -> None:
-        """See to this record in its turn."""
+        """Check or run this record in its turn."""
 
     @abstractmethod
     def _go_on(self, part: EpochPart, call: Call) -> None:
-        """A call that waits has its answer."""
+        """A waiting call has its answer: continue it."""
 
     @abstractmethod
     def _remove(self, part: EpochPart, call: Call) -> None:
@@ -131,10 +131,10 @@ class Exchange(ABC):
 
     @abstractmethod
     def _look_again(self, part: EpochPart, tid: int) -> None:
-        """Whether others see a transaction's writes has changed."""
+        """A transaction was aborted or revived: check what others see."""
 
     def calls_of(self, part: EpochPart, tid: int) -> dict[bytes, Call]:
-        """A transaction's calls here, by place. (One that is alone, or some that ran in turn, need no dict.)"""
+        """A transaction's calls here, by place. (A single call, or calls that ran in turn, need no dict.)"""
         calls = part.calls.get(tid)
         if type(calls) is dict:
             return calls
@@ -145,7 +145,7 @@ class Exchange(ABC):
         return by_place
 
     def result_of(self, part: EpochPart, tid: int) -> Any:
-        """Of an own root's transaction, None as long as it has none."""
+        """The result of an own root's transaction; None if there is none yet."""
         calls = part.calls.get(tid)
         if type(calls) is list:
             calls = calls[0]
@@ -172,8 +172,8 @@ class Exchange(ABC):
             self.calls_of(part, tid)[place] = call
 
     def _count_calls(self, part: EpochPart, tid: int, count: int) -> None:
-        """If all workers together have more than the limit, one of them has more than its share of it. What a call that
-        waits has queued counts, too: if another one fails meanwhile, it will never be made."""
+        """If all workers together exceed the limit, one of them exceeds its share. Queued calls of a waiting call count
+        too: if another call fails meanwhile, they will never be made."""
         if part.queued:
             count += sum(part.queued.get(tid, {}).values())
         if count * self.workers > self.calls_max:
@@ -182,14 +182,14 @@ class Exchange(ABC):
             self._hold(part, tid)
 
     def _count_bytes(self, part: EpochPart, tid: int, size: int) -> None:
-        """If all workers together are over the limit, one of them is over its share of it."""
+        """If all workers together exceed the limit, one of them exceeds its share."""
         if size:
             part.bytes[tid] = total = part.bytes.get(tid, 0) + size
             if total * self.workers > self.bytes_max:
                 part.suspects.add(tid)
 
     def _count_vain(self, part: EpochPart, tid: int) -> bool:
-        """A run of this transaction was in vain. If it had its share of them, or the epoch has, it is held."""
+        """Count a wasted run. Hold the transaction and return False if it, or its epoch, has used up its share."""
         part.vain += 1
         part.vain_of[tid] = vain = part.vain_of.get(tid, 0) + 1
         calls, caps = self.calls_here(part, tid), part.caps
@@ -201,7 +201,7 @@ class Exchange(ABC):
         return False
 
     def _hold(self, part: EpochPart, tid: int) -> None:
-        """Look at this transaction no more: what it has left here stands until it is gathered."""
+        """Stop running this transaction: what it left here stays until it is gathered."""
         if tid not in part.suspects:
             self.waits += 1
             part.suspects.add(tid)
@@ -214,17 +214,17 @@ class Exchange(ABC):
     # --- calls made ---------------------------------------------------------------------------------------------------
 
     def _dispatch_sent(self, part: EpochPart, call: Call, queue: list[Any]) -> None:
-        """Make the one-way calls of a call that has returned, as far as they differ from those under way."""
+        """Make the one-way calls of a call that has returned, if they differ from those under way."""
         made, size = call.made, len(queue)
         if size > part.tries_max:
-            self._hold(part, call.order[0])  # it is better gathered
+            self._hold(part, call.order[0])  # gathering is better
             return
         if made is None:
             if not size:
                 return
             made = call.made = {}
         elif len(made) == size and call.frame is not None and call.frame.awaited.bit_count() == size:
-            return  # all of them were awaited
+            return  # all were awaited
         n = 0
         for entry, key, args, *is_awaited in queue:
             n += 1
@@ -248,7 +248,7 @@ class Exchange(ABC):
         return self._make(part, call, n, wanted)
 
     def _make(self, part: EpochPart, call: Call, n: int, made: Made) -> Call | None:
-        """Make a call, or make it anew with other arguments. Returns it if it is for this worker."""
+        """Make a call, or make it again with other arguments. Returns it if it is for this worker."""
         tid, place = call.order
         is_awaited, entry, key, args = made
         worker = self._owner(entry, key)
@@ -266,13 +266,13 @@ class Exchange(ABC):
         return None
 
     def _caller(self, call: Call, n: int) -> Caller:
-        """A call, as the caller of its call number `n`."""
+        """A call as the `Caller` of its call number `n`."""
         frame: Any = call.frame
         depth = 1 if call.caller is None else call.caller[2] + 1
         return (self.me, len(call.order[1]), depth, frame.attempts.get(n, frame.first))
 
     def _new_attempt(self) -> int:
-        """A number for a try of an awaited call that no other has, as long as this executor lives."""
+        """A number for a try of an awaited call, unique in this executor."""
         self.attempts += 1
         return self.attempts
 
@@ -301,8 +301,8 @@ class Exchange(ABC):
         args: Args,
         caller: Caller | None,
     ) -> Call | None:
-        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. It is
-        returned to be run."""
+        """A call for one of this worker's entities: a new one, or one that replaces the call at its place. Returns it
+        if it must run."""
         if tid in part.suspects:
             part.touched.setdefault(tid, set()).add((entry.operator.name, key))
             return None
@@ -334,7 +334,7 @@ class Exchange(ABC):
             self._count_vain(part, tid)
 
     def _drop(self, part: EpochPart, call: Call) -> None:
-        """A call was not made after all: nor were those that it made."""
+        """A call was cancelled: cancel the calls that it made."""
         self._remove(part, call)
         if call.failure is not None:
             self._mend(part, call)
@@ -343,7 +343,7 @@ class Exchange(ABC):
         call.made = None
 
     def forget(self, part: EpochPart, tids: range) -> None:
-        """Remove all that is known of transactions here, without telling anybody: everybody does the same."""
+        """Forget these transactions here, without a message: all workers do the same."""
         for tid in [tid for tid in tids if tid in part.calls]:
             calls = self.calls_of(part, tid)
             del part.calls[tid]
@@ -368,17 +368,17 @@ class Exchange(ABC):
             self.tell(part, worker, Answered(tid, place[:size], n, attempt, call.result))
 
     def answered(self, part: EpochPart, tid: int, place: bytes, n: int, attempt: int, result: Any) -> Call | None:
-        """An answer has come. Returns the call that awaits it, if it can go on now."""
+        """An answer has come. Returns the call that awaits it, if it can continue now."""
         call: Call | None = None
         calls = part.calls.get(tid)
         if type(calls) is Call and calls.order[1] == place:
             call = calls
         elif calls is not None:
             call = self.calls_of(part, tid).get(place)
-        if call is None and part.predictions and place == order.ROOT:  # that has not started yet
+        if call is None and part.predictions and place == order.ROOT:  # it has not started yet
             part.early_answers.setdefault(tid, {})[n] = result
         if call is None or (frame := call.frame) is None or type(call.made) is not dict:
-            return None  # to a call that was not made after all
+            return None  # to a call that was cancelled
         made = call.made.get(n)
         if made is None or not made[0] or frame.attempt(n) != attempt:
             return None
@@ -393,7 +393,7 @@ class Exchange(ABC):
         return None
 
     def _mend(self, part: EpochPart, call: Call) -> None:
-        """A call that failed does not any more."""
+        """A call that failed no longer fails."""
         tid, place, call.failure = call.order[0], call.failed_at, None
         if part.owner(tid) == self.me:
             self.mended(part, tid, place, self.me)
@@ -441,7 +441,7 @@ class Exchange(ABC):
                 self.tell(part, worker, row)
 
     def hear(self, part: EpochPart, source: int, rows: Sequence[Rows]) -> None:
-        """What another worker has told."""
+        """Take rows from another worker."""
         entries = self.program.numbered
         for row in rows:
             tid = row.tid
@@ -467,7 +467,7 @@ class Exchange(ABC):
                 self.revive(part, tid)
 
     def _hear_all(self, part: EpochPart, row: AnsweredAll) -> None:
-        """Answers to predicted calls of roots, most of which wait for just that."""
+        """Answers to roots' predicted calls; most of the roots wait for just these."""
         calls, n, root = part.calls, row.number, order.ROOT
         for tid, result in zip(row.tids, row.results, strict=True):
             call = calls.get(tid)
@@ -482,7 +482,7 @@ class Exchange(ABC):
 
 
 def by_number(queue: list[Any]) -> dict[int, Made]:
-    """One-way calls as they were queued, by their numbers."""
+    """Queued one-way calls, by number."""
     return {n: (False, entry, key, args) for n, (entry, key, args) in enumerate(queue, start=1)}
 
 

@@ -1,18 +1,18 @@
 """Execution in the ordered mode: one worker's part of epochs whose transactions are spread over several.
 
-Every call runs as soon as it is known, on what its entity's chain holds below it now. What comes late is inserted where
-it belongs, and what that changes is repaired: nothing else runs again.
+Every call runs as soon as it is known, on what its entity's chain holds below it now. Late calls are inserted where
+they belong, and what they change is repaired: nothing else runs again.
 
 Rules:
 1. A call is a function of its arguments, the state it sees and the answers to what it awaited; it gives new state, a
-   result and further calls. It runs again exactly if one of the former has changed, and tells others only what changed
-   of the latter.
-2. What is lowest in the order of everything goes first. So the lowest call that is still wrong is mended next, and
-   with every message delivered and nothing left to do, each call is what a loop over the log makes of it.
-3. A call that fails marks its transaction as aborted, with the root's worker, until a repair takes that back; the
-   lowest failure is the reply. An aborted transaction's writes are seen by nobody else.
-4. What only the transaction as a whole decides (limits that count over all of it, a call that was never awaited), and
-   what had its share of repairs, makes the transaction a suspect: it is gathered once everything below is final
+   result and further calls. It runs again exactly if one of its inputs has changed, and sends only the outputs that
+   changed.
+2. The lowest in the order of everything goes first. So the lowest call that is still wrong is repaired next. When every
+   message is delivered and no work is left, each call is as a loop over the log would make it.
+3. A call that fails marks its transaction as aborted, with the root's worker, until a repair reverts that; the lowest
+   failure is the reply. No other transaction sees an aborted transaction's writes.
+4. A transaction becomes a suspect if its outcome depends on the transaction as a whole (limits that count over all of
+   it, a call that was never awaited), or if it has used up its repairs. It is gathered once all below it is final
    (`core/ordered/gathering.py`).
 
 Never here: sockets, terms, when an epoch is final.
@@ -44,7 +44,7 @@ def sent_by_root(worker: int) -> list[bytes]:
 
 
 class OrderedExecutor(Repair):
-    """What a worker runs of the epochs that are not final."""
+    """Runs a worker's part of the epochs that are not final."""
 
     def __init__(self, program: Program, me: int) -> None:
         super().__init__(program, me)
@@ -58,7 +58,7 @@ class OrderedExecutor(Repair):
             entry.owners = shards.cache_of(entry.operator)
 
     def bind(self) -> None:
-        """Take the program's functions over from the other mode."""
+        """Take over the program's functions from the other mode."""
         self.program.watch_epochs(False)
         for entry in self.program.entries:
             entry.bind(self._context(entry))
@@ -78,7 +78,7 @@ class OrderedExecutor(Repair):
         self.parts[part.number] = part
 
     def work(self, budget: int) -> None:
-        """A slice of what there is to do: what is lowest first."""
+        """Do a slice of the work, lowest first."""
         for part in self._open_parts():
             while part.at < len(part.rows):
                 while self.lowest() and self.heap[0][0] < part.rows[part.at][:2]:
@@ -97,7 +97,7 @@ class OrderedExecutor(Repair):
         return self.lowest() > 0 or any(part.at < len(part.rows) for part in self._open_parts())
 
     def _open_parts(self) -> Iterator[EpochPart]:
-        """Epochs whose rows may start: those behind one that is going to be gathered wait for it."""
+        """Epochs whose rows may start: those after an epoch with suspects wait for it."""
         for part in self.parts.values():
             yield part
             if part.suspects:
@@ -108,21 +108,21 @@ class OrderedExecutor(Repair):
         return part.at == len(part.rows) and not 0 < lowest <= part.tids[-1]
 
     def _run_rows(self, part: EpochPart, budget: int) -> int:
-        """Rows in their order, and what they call here, as long as each is the last of its chain. What is not so simple
-        goes the long way. Returns how many rows were started."""
+        """Run rows in order, and what they call here, while each is the last of its chain. Others take the slow path.
+        Returns how many rows were started."""
         rows, at, heap = part.rows, part.at, self.heap
         start, stop = at, min(len(rows), at + budget)
         while at < stop and not (heap and heap[0][0] < rows[at][:2]):
             todo = self._run_row(part, rows[at])
             at += 1
-            for row in todo:  # which grows
+            for row in todo:  # grows meanwhile
                 todo += self._run_row(part, row)
         part.at = at
         self.running = 0
         return at - start
 
     def _run_row(self, part: EpochPart, row: Turn) -> list[Turn]:
-        """Returns what it calls here and is next."""
+        """Run a row. Returns its calls here, which are next."""
         tid, place, entry, key, args = row
         if part.suspects and tid in part.suspects:
             return []  # it will be gathered
@@ -133,7 +133,7 @@ class OrderedExecutor(Repair):
             self._start(part, row)
         elif call.frame is None and call.failure is None:
             transaction = self.transaction
-            if place[0] == 1 and place is not order.ROOT:  # predicted, and somebody awaits it
+            if place[0] == 1 and place is not order.ROOT:  # predicted and awaited
                 if transaction.queue or transaction.is_marked or entry.lessons is not None:
                     self._complete(part, call, call.result)
                 else:
@@ -147,7 +147,7 @@ class OrderedExecutor(Repair):
         return []
 
     def _answer_predicted(self, part: EpochPart, call: Call) -> None:
-        """The first answer of a predicted call: small ones travel together."""
+        """Send the first answer of a predicted call; small ones are sent together."""
         tid, place = call.order
         if type(call.result) is not int and call.result is not None:
             self._answer(part, call)
@@ -162,8 +162,8 @@ class OrderedExecutor(Repair):
     def _run_in_turn(
         self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
     ) -> Call | None:
-        """The hot path: run a call that is the last of its chain. If it is not, nothing is done. A call that has not
-        failed and has no frame has just returned; what follows from that is left to the caller of this."""
+        """The hot path: run a call if it is the last of its chain; else do nothing and return None. A call without
+        failure and frame has just returned; this method's caller handles the consequences."""
         chains = entry.chains
         chain = chains.get(key)
         if chain is not None:
@@ -195,7 +195,7 @@ class OrderedExecutor(Repair):
                 except StopIteration as returned:
                     result = returned.value
             is_small = type(result) is int and result < HIGH and result > LOW
-            if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # somebody gets it
+            if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # it is used
                 result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
         except BaseException as error:
             call = self._registered(part, tid, place, entry, key, args)
@@ -245,14 +245,14 @@ class OrderedExecutor(Repair):
         return call
 
     def _returned(self, part: EpochPart, call: Call) -> None:
-        """What is noted of a call that returned when it was run in its turn."""
+        """Note what is needed of a call that ran in its turn and returned."""
         if call.entry.lessons is not None:
             self._learn(call.entry, call.key, call.args, self.transaction.queue)
         if self.transaction.is_marked:
             self._count_marks(part, call.order[0], self.transaction)
 
     def _expect(self, part: EpochPart, call: Call, caller: Caller | None = None) -> None:
-        """Before a call starts: who awaits it, and which of its calls others make too because they are predicted."""
+        """Before a call starts: set its caller, and its predicted calls that other workers also make."""
         tid, place = call.order
         if caller is not None:
             call.caller = caller
@@ -262,7 +262,7 @@ class OrderedExecutor(Repair):
             call.caller = (part.owner(tid), 1, 1, PREDICTED)
 
     def _predict(self, part: EpochPart, call: Call) -> None:
-        """Calls of a root that other workers run without being told count as made."""
+        """A root's calls that other workers run by prediction count as made."""
         for template in part.predictions.get(call.entry, ()):
             made = template.fill(call.key, call.args)
             if made is None:
@@ -291,8 +291,8 @@ class OrderedExecutor(Repair):
             entry.lessons = None
 
     def _send_on(self, part: EpochPart, call: Call) -> list[Turn]:
-        """The calls that a call made when it ran in its turn: those to own entities are next, others are told, unless
-        they were predicted. What was predicted otherwise goes the long way."""
+        """Handle the calls that a call made when it ran in its turn: those to own entities are next; others are sent,
+        unless they were predicted. Wrong predictions take the slow path."""
         queue, me = self.transaction.queue, self.me
         tid, place = call.order
         if len(queue) > part.tries_max:
@@ -322,7 +322,7 @@ class OrderedExecutor(Repair):
         return []
 
     def _start(self, part: EpochPart, row: Turn) -> None:
-        """A row, the long way."""
+        """Run a row by the slow path."""
         tid, place, entry, key, args = row
         if tid in part.suspects:
             return
@@ -331,14 +331,14 @@ class OrderedExecutor(Repair):
         self._run(part, call)
 
     def lowest(self) -> int:
-        """The TID of what is to be done next; 0 if there is nothing."""
+        """The TID of the next work; 0 if there is none."""
         heap = self.heap
         while heap and heap[0][2].is_gone:
             heapq.heappop(heap)
         return heap[0][0][0] if heap else 0
 
     def repair(self) -> None:
-        """Do the lowest thing that there is to do."""
+        """Do the lowest work."""
         _, _, record = heapq.heappop(self.heap)
         record.is_queued = False
         if record.is_gone:
@@ -368,7 +368,7 @@ class OrderedExecutor(Repair):
     # --- the end of calls and epochs ----------------------------------------------------------------------------------
 
     def install(self, part: EpochPart, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
-        """What a stretch that ends with this TID left of an entity."""
+        """Install an entity's state after a stretch that ends with this TID."""
         call = new_call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
         self._keep(part, call)
         chain, at = self._link(call, call)
@@ -377,13 +377,13 @@ class OrderedExecutor(Repair):
         self._ripple(call, chain, at)
 
     def let_all_go(self) -> None:
-        """Nothing that has begun is going to end."""
+        """Close all waiting coroutines: they will not end."""
         for part in self.parts.values():
             for call in list(part.waiting):
                 self._let_go(part, call)
 
     def changes_of(self, part: EpochPart) -> Changes:
-        """What an epoch that is final has changed, of operators that are watched. All before it are history."""
+        """What a final epoch changed in watched operators. All epochs before it are finished."""
         last, aborted, changes = part.tids[-1], self.aborted, dict[str, OperatorChanges]()
         for name in self.program.watched:
             keys, befores, afters = changes[name] = OperatorChanges([], [], [])
@@ -404,8 +404,8 @@ class OrderedExecutor(Repair):
         return {name: changed for name, changed in changes.items() if changed.keys}
 
     def finish(self, part: EpochPart) -> None:
-        """An epoch is final: its records are history."""
-        for call in list(part.waiting):  # those of aborted transactions wait in vain
+        """An epoch is final: drop its records."""
+        for call in list(part.waiting):  # of aborted transactions: they will get no answer
             self._let_go(part, call)
         del self.parts[part.number]
         if not self.parts:

@@ -1,13 +1,13 @@
-"""A worker's part in gathering: it lends, or it runs the stretch and gives back what that changed.
+"""A worker's part in gathering: it lends entities, or it runs the stretch and returns the changes.
 
     Gather ──► Lent from all to the gatherer ──► (Asked ──► Lent)* ──► the stretch runs ──► Installed to all
 
 Rules:
-1. The coordinator says `Gather` when nothing is under way for the epoch and all below the stretch is final. So what is
-   lent is final, and nobody else does anything about these transactions until they are over.
-2. Lenders send what the stretch will probably need: the entities of its roots, those that are predicted, and those that
-   it has touched so far. A root's entity that was not lent has no state.
-3. Records of the stretch stay in their chains until `Installed` comes; then the writes take their place at once.
+1. The coordinator sends `Gather` when nothing is under way for the epoch and all below the stretch is final. So lent
+   state is final, and no other worker touches these transactions until they are over.
+2. Lenders send what the stretch will probably need: the entities of its roots, predicted ones, and those that it has
+   touched so far. A root's entity that was not lent has no state.
+3. Records of the stretch stay in their chains until `Installed` comes; then its writes replace them at once.
 
 Never here: which transactions are gathered, how they run.
 """
@@ -47,7 +47,7 @@ from headrace.wire.values import MISSING, size_of
 
 COORDINATOR = 0
 DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
-HINTS_MAX = 10_000  # entities that are asked for at once, because the last stretch used them
+HINTS_MAX = 10_000  # entities requested in advance, because the last stretch used them
 
 
 class Gathering(ABC):
@@ -66,7 +66,7 @@ class Gathering(ABC):
 
     @abstractmethod
     def _report(self, now_us: int, number: int, progress: Progress, effects: list[Any]) -> None:
-        """Tell the coordinator how far an epoch has come."""
+        """Report the progress of an epoch to the coordinator."""
 
     # --- the beginning ---
 
@@ -94,7 +94,7 @@ class Gathering(ABC):
         return lent
 
     def _rows(self, part: EpochPart, progress: Progress, gather: Gather) -> Iterator[tuple[int, Any, Any, Any]]:
-        """The stretch's: the worker of each root, its entry, key and arguments."""
+        """The rows of the stretch: each root's worker, entry, key and arguments."""
         run, numbered = progress.run, self.program.numbered
         if run is not None:
             for row in range(part.tids.index(gather.first), part.tids.index(gather.last) + 1):
@@ -108,7 +108,7 @@ class Gathering(ABC):
                 yield entry.operator.name, key
 
     def _touched(self, part: EpochPart, progress: Progress, gather: Gather) -> Iterator[Entity]:
-        """Own entities that it has called, or probably will."""
+        """Own entities that the stretch has called, or probably will."""
         for tid in stretch_of(part, gather):
             for call in self._calls(part, tid):
                 yield call.entry.operator.name, call.key
@@ -189,7 +189,7 @@ class Gathering(ABC):
             del progress.awaited[source]
 
     def _respond_to_stretch(self, progress: Progress, respond: Respond) -> None:
-        """The stretch goes on: an external call of its has a response."""
+        """The stretch continues: its external call has a response."""
         assert self.stretch is not None
         progress.received[COORDINATOR] += 1
         progress.is_reported, progress.needs = False, []
@@ -197,7 +197,7 @@ class Gathering(ABC):
         self.stretch.epoch.responses.update(responses)
 
     def _gatherer(self) -> Progress | None:
-        """The epoch of which this worker can run a stretch now."""
+        """The epoch with a stretch that this worker can run now."""
         for progress in self.progress.values():
             gather = progress.gather
             if gather is not None and gather.worker == self.me and not progress.awaited and not progress.needs:
@@ -205,7 +205,7 @@ class Gathering(ABC):
         return None
 
     def _run_stretch(self, now_us: int, effects: list[Any]) -> None:
-        """A slice of it. Between two slices there may be messages."""
+        """Run a slice of the stretch. Messages may come between slices."""
         progress, stretch = self._gatherer(), self.stretch
         if progress is None:
             return
@@ -227,7 +227,7 @@ class Gathering(ABC):
             self._give_back(part, progress, gather)
 
     def _tell_outcomes(self, now_us: int, progress: Progress, effects: list[Any]) -> None:
-        """What the stretch gave since they were last told, in messages of bounded size."""
+        """Send the stretch's new outcomes, in messages of bounded size."""
         assert self.stretch is not None
         epoch, at = self.stretch.epoch, progress.told
         progress.told, size = len(epoch.results), 0
@@ -241,7 +241,7 @@ class Gathering(ABC):
                 size, at = 0, end
 
     def _give_back(self, part: EpochPart, progress: Progress, gather: Gather) -> None:
-        """The stretch is over: everybody hears of its writes."""
+        """The stretch is over: send its writes to their workers, and its end to the lenders."""
         assert self.stretch is not None
         roots = {(entry.operator.name, key) for _, entry, key, _ in self._rows(part, progress, gather)}
         used = [entity for entity in self.stretch.used() if entity not in roots]
@@ -256,7 +256,7 @@ class Gathering(ABC):
     # --- the end ---
 
     def _install(self, part: EpochPart, progress: Progress, last: int, entities: Entities) -> None:
-        """The writes of a stretch take the place of all that its transactions left here."""
+        """Replace all that the stretch's transactions left here by its writes."""
         gather, progress.gather = progress.gather, None
         if gather is not None:
             self.ordered.forget(part, stretch_of(part, gather))

@@ -2,8 +2,8 @@
 
 The first runs of a function are watched. If it always makes the same calls, to keys and with arguments that are its own
 arguments, its own key or constants, its calls are predicted from then on: the callee's worker runs them at their place
-without waiting for a message. Whoever runs the caller compares, and tells only what turned out otherwise. So a wrong
-prediction costs time and never changes a result.
+without waiting for a message. The caller's worker compares, and sends only what differs. So a wrong prediction costs
+time and never changes a result.
 
 A *source* says where a value comes from: the number of an argument, SELF, or a constant in a list.
 """
@@ -53,10 +53,10 @@ class Template:
         self.needs = 1 + max(
             [SELF, *(source for source in (key, *args) if type(source) is int)]
         )  # arguments of the caller
-        self.is_simple = self.is_fit and type(key) is int and key >= 0  # only the target depends on the call
+        self.is_simple = self.is_fit and type(key) is int and key >= 0  # only the key depends on the call
 
     def place(self, worker: int) -> bytes:
-        """Where the call stands if the root is this worker's."""
+        """The call's place if this worker has the root."""
         place = self.places.get(worker)
         if place is None:
             at = order.awaited if self.is_awaited else order.sent
@@ -64,11 +64,11 @@ class Template:
         return place
 
     def at(self, worker: int, args: Args) -> tuple[bytes, Entry, Key, Args]:
-        """A simple call, and its place if the root is this worker's."""
+        """A simple call, and its place if this worker has the root."""
         return self.places.get(worker) or self.place(worker), self.entry, args[self.key], self.constant  # type: ignore[index,return-value]
 
     def fill(self, key: Key, args: Args) -> Made | None:
-        """The call, if these arguments make one. Depends on nothing else: every worker decides alike."""
+        """The call that these arguments make, if any. It depends on nothing else, so all workers agree."""
         if len(args) < self.needs:
             return None
         if self.is_simple:
@@ -88,7 +88,7 @@ class Template:
         return (self.is_awaited, self.entry, target, given) if self.entry.fits(given) else None
 
     def gives(self, key: Key, args: Args, entry: Entry, target: Key, given: Args) -> bool:
-        """Is this surely the call that `fill` makes of these arguments? Quick: looks only for the very same objects."""
+        """Is this certainly the call that `fill` gives? Fast: compares the key only by identity."""
         source = self.key
         if entry is not self.entry or self.is_awaited or len(args) < self.needs:
             return False
@@ -108,12 +108,12 @@ Predictions = dict[Entry, list[Template]]
 
 
 def owners_of_predicted(templates: list[Template], args: list[Args]) -> list[int | None] | None:
-    """For a whole column of calls of one function, if all it makes is one simple call: the worker that each of them
-    goes to, None where that is not known. So most rows of other workers need not be looked at."""
+    """For a column of calls of a function that makes just one simple call: the worker that each of these goes to, None
+    where it is not known. So most rows of other workers can be skipped."""
     if len(templates) != 1 or not templates[0].is_simple or min(map(len, args), default=0) < templates[0].needs:
         return None
     targets = list(map(itemgetter(templates[0].key), args))
-    if set(map(type, targets)) != {int} or max(targets) >= HIGH or min(targets) <= LOW:  # a key may have twins
+    if set(map(type, targets)) != {int} or max(targets) >= HIGH or min(targets) <= LOW:  # other types may be equal
         return None
     return list(map(templates[0].entry.owners.get, targets))
 
@@ -125,14 +125,14 @@ def value_of(source: Source, key: Key, args: Args) -> Any:
 
 
 class Lessons:
-    """What has been seen of one function."""
+    """What was seen in the runs of one function."""
 
     def __init__(self, runs_watched: int) -> None:
         self.runs, self.runs_watched = 0, runs_watched
         self.calls: list[tuple[bool, Entry, list[Source], list[list[Source]]]] | None = None
 
     def note(self, key: Key, args: Args, made: list[Made]) -> bool | None:
-        """One more run. True once its calls can be predicted, False once they cannot, None while it is not known."""
+        """Add a run. True once its calls can be predicted, False once they cannot, None while that is open."""
         self.runs += 1
         if self.calls is None:
             self.calls = [
@@ -161,7 +161,7 @@ class Lessons:
         return True
 
     def templates(self, function: Entry) -> list[list[Any]]:
-        """As they travel."""
+        """The templates as they are sent."""
         assert self.calls is not None
         return [
             [function.number, n, is_awaited, entry.number, of_key[0], [possible[0] for possible in of_args]]

@@ -1,4 +1,4 @@
-"""How far an epoch has come on a worker, and what went over which channel."""
+"""The progress of an epoch on a worker, with its message counts per channel."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class Progress:
         self.sent = [0] * (workers + 1)
         self.received = [0] * (workers + 1)
         self.is_reported = False
-        self.report_at_us: int | None = None  # a report that waits
+        self.report_at_us: int | None = None  # when a delayed report is due
         self.shares: set[int] | None = None  # of a lone epoch: what this worker holds
         self.mine: list[int] = []  # TIDs of own roots
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
-        self.later: list[tuple[Any, Any]] = []  # and what changed of what is to happen later
+        self.later: list[tuple[Any, Any]] = []  # and changes of deferred and expiring state
         self.changes: Changes = {}  # in the serial mode
         self.needs: list[Need] = []  # external calls without a response
         self.epoch: Epoch | None = None  # in the serial mode, while it waits for one
-        self.gather: Gather | None = None  # a stretch of it that is being gathered
-        self.awaited: dict[int, int] = {}  # by worker: how many messages of state the gatherer still waits for
-        self.lent_early: list[tuple[int, Any]] = []  # before the own `Gather` came
-        self.installed: Entities = []  # what a stretch has changed, until all of it is here
+        self.gather: Gather | None = None  # its stretch that is being gathered
+        self.awaited: dict[int, int] = {}  # by worker: how many state messages the gatherer still waits for
+        self.lent_early: list[tuple[int, Any]] = []  # before this worker's `Gather` came
+        self.installed: Entities = []  # a stretch's changes, until all of them are here
         self.told = 0  # rows of the stretch whose outcomes the coordinator knows
-        self.late = 0  # entities that were asked for while the stretch ran
+        self.late = 0  # entities requested while the stretch ran

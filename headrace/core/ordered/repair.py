@@ -1,13 +1,13 @@
-"""Repair: one worker's chains, and how calls run and run again on them.
+"""Repair: one worker's chains, and how calls run and rerun on them.
 
-The half of the ordered mode that runs single calls. `exchange.py` tells others what comes of it; `executor.py` decides
-what is next.
+The half of the ordered mode that runs single calls. `exchange.py` sends the consequences to other workers;
+`executor.py` decides what is next.
 
 Rules:
-1. A record that sees something else than before runs again, from its start: a coroutine is sent the recorded answers,
-   and made to wait only where an answer is not known. A record that only wrote, or only merged, need not.
-2. Whatever changes what a record leaves makes the next one of its chain look again.
-3. What has not changed is not told to anybody.
+1. If what a record sees has changed, its call runs again from its start: a coroutine gets the recorded answers, and
+   waits only where an answer is not known. A record that only wrote, or only merged, need not run again.
+2. When what a record leaves changes, the next record of its chain is checked again.
+3. What has not changed is not sent to other workers.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ class Repair(Exchange):
         self.pushed = 0
         self.running = 0
         self.ran = self.repairs = self.waits = 0
-        self.nested = 0  # calls that run within others now
+        self.nested = 0  # running calls that run inside others
         self.attempts = PREDICTED  # tries of awaited calls so far
         self.spare: defaultdict[Entry, list[OrderedContext]] = defaultdict(list)  # contexts
-        self.learned: list[Any] = []  # templates that nobody has been told of
+        self.learned: list[Any] = []  # templates that were not sent yet
         self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.operators.values()}
 
     @abstractmethod
     def _run_in_turn(
         self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
     ) -> Call | None:
-        """Run a call that is the last of its chain; None, and nothing done, if it is not."""
+        """Run a call if it is the last of its chain; else do nothing and return None."""
 
     @abstractmethod
     def _returned(self, part: EpochPart, call: Call) -> None:
-        """What is noted of a call that returned when it was run in its turn."""
+        """Note what is needed of a call that ran in its turn and returned."""
 
     @abstractmethod
     def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
-        """What calls a function made."""
+        """Learn from the calls that a function made."""
 
     # --- the turn of a record ---------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Repair(Exchange):
     # --- chains -------------------------------------------------------------------------------------------------------
 
     def _check(self, part: EpochPart, record: Record) -> None:
-        """Something below this record has changed: does it see the same?"""
+        """Something below this record has changed. If it sees another state, rerun its call."""
         call = record.call
         tid, chain = record.order[0], chain_of(call)
         at = locate(chain, record.order)
@@ -116,13 +116,13 @@ class Repair(Exchange):
             if record.deltas:
                 try:
                     record.new = self._fold(part, call, before, record.deltas)
-                except BaseException:  # the function itself must see it fail
+                except BaseException:  # the function itself must see the failure
                     self._run(part, call)
                     return
                 self._ripple(call, chain, at)
             record.seen = before
         if tid in self.aborted:
-            self._ripple(call, chain, at)  # for others, what is below goes right through
+            self._ripple(call, chain, at)  # others see what is below it
 
     def _fold(self, part: EpochPart, call: Call, state: Any, deltas: tuple[Any, ...]) -> Any:
         combine, values, self.running = call.entry.operator.combine, self.values, call.order[0]
@@ -139,7 +139,7 @@ class Repair(Exchange):
         return state
 
     def _ripple(self, call: Call, chain: Chain, at: int) -> None:
-        """What the record at this index leaves has changed, or who sees it."""
+        """What the record at this index leaves, or who sees it, has changed."""
         if at + 1 < len(chain):
             self._queue(chain[at + 1])
         else:
@@ -219,13 +219,13 @@ class Repair(Exchange):
         self.running = 0
 
     def _sealed(self, call: Call, result: Any) -> Any:
-        """What one-way calls return is dropped unseen."""
+        """Seal a result; those of one-way calls are discarded."""
         if call.caller is None:
             return self.values.seal(result) if call.order[1] == order.ROOT else None
         return self._for_caller(result)
 
     def _for_caller(self, result: Any) -> Any:
-        """A result that another call gets: if it cannot be taken apart and put together again, this one fails."""
+        """Seal a result for another call. If it cannot be decoded again, this call fails."""
         sealed = self.values.seal(result)
         if type(sealed) is bytes:
             self.values.decode(sealed)
@@ -234,8 +234,8 @@ class Repair(Exchange):
     def _drive(
         self, part: EpochPart, call: Call, context: OrderedContext, coroutine: Any, n: int, before: Any = None
     ) -> None:
-        """Go on with a coroutine until it ends or waits for what is not known yet: from the answer to its call number
-        `n`, or (0) from its start, on the state `before`."""
+        """Run a coroutine until it ends or waits for an unknown answer: from the answer to its call number `n`, or (0)
+        from its start, on the state `before`."""
         frame: Any = call.frame
         answer = None
         if frame is not None:
@@ -281,7 +281,7 @@ class Repair(Exchange):
             frame = call.frame
 
     def _wait(self, part: EpochPart, call: Call, context: OrderedContext, coroutine: Any, awaited: Awaitable) -> int:
-        """A call awaits another: make it. Returns its number if the answer is known; else 0, and the caller waits."""
+        """A call awaits another: make it. Returns its number if the answer is known; else 0: the caller waits."""
         frame, made, queue = call.frame, call.made, self.transaction.queue
         entry, key, args = awaited.entry, awaited.key, awaited.args
         queue.append((entry, key, args, True))
@@ -311,7 +311,7 @@ class Repair(Exchange):
         return 0
 
     def _run_within(self, part: EpochPart, call: Call, n: int, context: OrderedContext) -> None:
-        """The call number `n` is awaited, new, and for an own entity: run it at once."""
+        """Call number `n` is awaited, new, and for an own entity: run it at once."""
         transaction, frame = self.transaction, call.frame
         assert frame is not None
         if transaction.is_marked:
@@ -356,7 +356,7 @@ class Repair(Exchange):
             self._drive(part, call, context, coroutine, n)
 
     def _rebind(self, entry: Entry) -> None:
-        """The function's context stays with a call that waits: it gets another one."""
+        """A waiting call keeps its context: give the function another one."""
         spare = self.spare[entry]
         entry.bind(spare.pop() if spare else self._context(entry))
 
@@ -366,7 +366,7 @@ class Repair(Exchange):
             self._unlink(frame.segments.pop(n))
 
     def _state_after(self, call: Call, n: int) -> Any:
-        """What a call sees when its call number `n` has been answered, if it is not the last of its chain."""
+        """What a call sees after the answer to its call number `n`, if it is not the last of its chain."""
         tid, place = call.order
         chain = chain_of(call)
         return value_before(chain, locate(chain, (tid, order.after(place, n))), tid, self.aborted)
@@ -386,9 +386,9 @@ class Repair(Exchange):
         return segment
 
     def _close(self, call: Call, n: int, context: OrderedContext, before: Any) -> None:
-        """A part of a call has ended well: note what it saw and left, and tell those above."""
+        """A part of a call ended without error: note what it saw and left, and have records above checked."""
         new, deltas, read = context._state, context._deltas, context._read
-        is_untouched = not read and deltas == ()  # after a put they are None, also if it put what was there
+        is_untouched = not read and deltas == ()  # after a put deltas is None, even if the value is the same
         if n and is_untouched and n not in call.frame.segments:  # type: ignore[union-attr]
             return
         record = self._record(call, n)
@@ -408,7 +408,7 @@ class Repair(Exchange):
             self._ripple(call, chain, at)
 
     def _complete(self, part: EpochPart, call: Call, result: Any) -> None:
-        """A call has returned: its caller is answered, its one-way calls are made."""
+        """A call has returned: answer its caller, and make its one-way calls."""
         if call.entry.lessons is not None:
             self._learn(call.entry, call.key, call.args, self.transaction.queue)
         transaction = self.transaction
@@ -434,7 +434,7 @@ class Repair(Exchange):
         transaction.bytes_left = self.bytes_max
 
     def _count_queued(self, part: EpochPart, call: Call, count: int) -> None:
-        """A call waits, or fails: what it has queued is not made yet, or never."""
+        """A call waits or fails: its queued calls are not made yet, or never."""
         tid, place = call.order
         if count:
             part.queued.setdefault(tid, {})[place] = count
@@ -444,11 +444,11 @@ class Repair(Exchange):
         self, part: EpochPart, call: Call, n: int, before: Any, error: BaseException, context: Any, coroutine: Any
     ) -> None:
         tid = call.order[0]
-        self.running = tid  # what follows may run the user's code: the text of an exception, a `finally`
+        self.running = tid  # the next lines may run user code: an exception's text, a `finally`
         failure = Failure(*describe(error), call.entry.name, call.key)
         transaction = self.transaction
         if isinstance(error, RecursionError | MemoryError | LimitReached):
-            part.suspects.add(tid)  # whether Python's stack suffices, and which limit comes first, is seen alone
+            part.suspects.add(tid)  # only a run alone shows whether the stack suffices, or which limit is first
         self._count_queued(part, call, len(transaction.queue))
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
@@ -493,12 +493,12 @@ class Repair(Exchange):
             raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del unawaited[awaited]
         if not unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
-            transaction.is_marked = False  # only the call that is awaited now had marked it
+            transaction.is_marked = False  # only the call awaited now had marked it
         if call.caller is not None and call.caller[2] >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
 
     def _await(self, part: EpochPart, call: Call, frame: AwaitFrame, n: int, wanted: Made) -> Call | None:
-        """Make an awaited call, unless the run before made the very same. Returns it if it is to be run here."""
+        """Make an awaited call, unless the last run made the same one. Returns it if it must run here."""
         made = call.made
         if made is None:
             made = call.made = {}
@@ -524,7 +524,7 @@ class Repair(Exchange):
         part.waiting[call] = None
         if frame.segments:
             if n in frame.segments:
-                self._unlink(frame.segments.pop(n))  # what a run before did with an answer that is void
+                self._unlink(frame.segments.pop(n))  # an earlier run's part, with a void answer
             self._trim(frame)
         if len(call.made) > 1:
             self._take_back(part, call, frame, n)
@@ -534,8 +534,8 @@ class Repair(Exchange):
             self._mend(part, call)
 
     def _take_back(self, part: EpochPart, call: Call, frame: AwaitFrame, n: int) -> None:
-        """Cancel calls below number `n` that are awaited no more: a failure of theirs would come before that of what is
-        awaited now. All others can wait until the call returns."""
+        """Cancel calls below number `n` that are no longer awaited: their failures would come before that of the call
+        awaited now. The rest can wait until the call returns."""
         made = call.made
         if made is not None and len(made) > frame.awaited.bit_count():
             for m in [m for m, old in made.items() if old[0] and m < n and not frame.awaited >> m & 1]:
@@ -555,7 +555,7 @@ class Repair(Exchange):
         self.running = 0
 
     def _let_go(self, part: EpochPart, call: Call) -> None:
-        """A coroutine that waits is void."""
+        """Close a waiting coroutine: it is void."""
         frame = call.frame
         assert frame is not None
         del part.waiting[call]

@@ -1,11 +1,11 @@
 """Storms: functions whose transactions keep repairing each other. They are gathered at once, without a try.
 
-A function whose transactions were held is not tried for some epochs. Then a few of its transactions are a sample: if
-they storm again, the function rests twice as long; if not, four times as many are tried in the next epoch, until all
-are. Where a gatherer had to ask for state again and again while it ran, because what the function touches cannot be
-foreseen, the next epoch is a sample, too: what it touches is known then.
+A function whose transactions were held is not tried for some epochs. Then a sample of its transactions is tried: if
+they storm again, the function rests twice as long; if not, the next epoch tries four times as many, until all are
+tried. If a gatherer had to ask for state again and again while it ran, because what the function touches is not
+predictable, the next epoch is also a sample: trying shows what it touches.
 
-This decides what a result costs, and never what it is.
+This decides what a result costs, never what it is.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 from headrace.core.program import Entry
 
-EPOCHS_FIRST, EPOCHS_MAX = 8, 256  # without a try, the first time and at most
-SAMPLE_FIRST = 64  # transactions of a sample, the first time
-HELD_MIN = 4  # in an epoch: fewer are no storm
-LATE_PART = 10  # gathering at once does not pay if more than one entity per this many rows was asked for late
+EPOCHS_FIRST, EPOCHS_MAX = 8, 256  # without a try: at first, and at most
+SAMPLE_FIRST = 64  # transactions in the first sample
+HELD_MIN = 4  # in an epoch: fewer do not count as a storm
+LATE_PART = 10  # gathering at once does not pay if more than one entity per this many rows came late
 
 
 class Backoff:
-    """Of a function."""
+    """The rest of one function."""
 
     __slots__ = ("epochs", "left", "sample")
 
@@ -43,7 +43,7 @@ class Storms:
         if not self.rests:
             return []
         numbers = [entry.number for entry in entries]
-        tried: dict[int, int] = {}  # how many more of each function that rests
+        tried: dict[int, int] = {}  # how many more, for each resting function
         for number in set(numbers) & self.rests.keys():
             rest = self.rests[number]
             tried[number] = 0 if rest.left else rest.sample
@@ -55,7 +55,7 @@ class Storms:
                     tried[number] -= 1
             else:
                 rows.append(row)
-        if rows and len(rows) * 2 >= len(numbers):  # those between them would be run again anyway
+        if rows and len(rows) * 2 >= len(numbers):  # the rows between them would rerun anyway
             return list(range(rows[0], rows[-1] + 1))
         return rows
 
@@ -74,7 +74,7 @@ class Storms:
     def _judge_samples(
         self, rows: Counter[int], entries: Sequence[Entry], untried: list[int], held: Counter[int]
     ) -> None:
-        """Samples without a storm: more the next time; and if that was all, the function does not storm any more."""
+        """Samples without a storm: try more next time. If all rows were tried, the function no longer rests."""
         passed_over = Counter(entries[row].number for row in untried)
         for number, rest in list(self.rests.items()):
             if rows[number] > passed_over[number] and not rest.left and not held[number]:
@@ -83,7 +83,7 @@ class Storms:
                     del self.rests[number]
 
     def asked(self, entries: Sequence[Entry], late: int) -> None:
-        """The gatherer of an epoch had to ask for so many entities while it ran."""
+        """The gatherer of an epoch had to request this many entities while it ran."""
         if late * LATE_PART > len(entries) and self.rests:
             for number in {entry.number for entry in entries}:
                 if number in self.rests:

@@ -1,15 +1,15 @@
-"""A stretch of an epoch that one worker runs to its end: by the serial mode's own code, with everything below it final.
+"""A stretch of an epoch that one worker runs with the serial mode's code, while everything below it is final.
 
-Some transactions are better run so, and some can only be: those whose repairs do not end, those that are too large to
-try, and those whose outcome depends on the transaction as a whole (how many calls or bytes it has, a call that nobody
-awaited, external calls). Their worker, the *gatherer*, gets the state of their entities from the others, runs all from
-the lowest of them to the highest in the order of their TIDs, and gives the writes back.
+Some transactions run better this way, and some only this way: those whose repairs do not end, those too large to try,
+and those whose outcome depends on the transaction as a whole (its number of calls or bytes, a call that was not
+awaited, external calls). Their worker, the *gatherer*, gets the state of their entities from the others, runs
+everything from the lowest to the highest in TID order, and returns the writes.
 
 Rules:
-1. Nothing runs that could be wrong: all state that is lent is final, as it was below the stretch.
-2. A row is tried by the serial mode's fast loop. If it comes to an entity whose state is not known here, it is undone
-   and goes on by `TrackedExecutor`, which waits for the state. So each call runs twice at most.
-3. What the stretch has used of others' entities is asked for at once the next time.
+1. No run can be wrong: all lent state is final, as it was below the stretch.
+2. A row is tried by the serial mode's fast loop. If it reaches an entity whose state is not known here, it is undone
+   and run by `TrackedExecutor`, which waits for the state. So each call runs twice at most.
+3. Entities of other workers that the stretch used are requested in advance the next time.
 
 Never here: messages, who lends, which transactions are gathered.
 """
@@ -66,7 +66,7 @@ class StretchExecutor(SerialExecutor):
 
     walk: Walk | None = None  # a row that waits
     is_stopped = False
-    ran = 0  # functions that it has started
+    ran = 0  # functions started so far
 
     def __init__(self, program: Program) -> None:
         self._count(program)
@@ -84,7 +84,7 @@ class StretchExecutor(SerialExecutor):
         return run
 
     def stop(self) -> None:
-        """This row cannot go on by the fast loop."""
+        """The fast loop cannot continue this row."""
         self.is_stopped = True
         self.transaction.needs = self.transaction.is_marked = True
 
@@ -99,8 +99,8 @@ class StretchExecutor(SerialExecutor):
         return self.go_on(tracked.walk(epoch, tracked.program.numbered[root.number]))
 
     def go_on(self, walk: Walk) -> Any:
-        """A row that can wait. Returns what it needs: a response, or the entities whose state is not known: that of the
-        next call, and of those that are queued."""
+        """Continue a row that can wait. Returns what it needs: a response, or the entities whose state is not known, of
+        the next call and of queued calls."""
         self.walk = None
         try:
             entry, key = next(walk)
@@ -112,7 +112,7 @@ class StretchExecutor(SerialExecutor):
 
 
 class Stretch:
-    """The gatherer's. It is used again for the next one."""
+    """The gatherer's. Reused for the next stretch."""
 
     def __init__(self, program: Program) -> None:
         self.like = program
@@ -123,8 +123,8 @@ class Stretch:
         self.is_new = self.is_running = False
 
     def begin(self, epoch: Epoch, decreed: dict[int, str], own: Callable[[Entity], Any]) -> None:
-        """`epoch` has the rows; those in `decreed` abort for this reason. `own` gives the state of an entity of this
-        worker's; a LookupError says that it is another's."""
+        """`epoch` has the rows; those in `decreed` abort for this reason. `own` gives the state of this worker's
+        entities, and raises LookupError for others."""
         self.forget()
         self.epoch, self.own, self.is_new = epoch, own, True
         self.program.seed = self.like.seed
@@ -133,7 +133,7 @@ class Stretch:
             epoch.entries[row] = self.executor.decreed(epoch.entries[row], why)
 
     def forget(self) -> None:
-        """It is over: nothing that was lent is kept."""
+        """The stretch is over: drop all lent state."""
         for layer in (self.program.tables, self.program.bases, self.program.later):
             for each in layer.values():
                 each.clear()
@@ -153,7 +153,7 @@ class Stretch:
         return len(self.epoch.results) == len(self.epoch)
 
     def run(self, rows: int) -> Need | list[Entity] | None:
-        """So many rows further. Returns what is needed to go on: a response, or the state of entities."""
+        """Run this many rows. Returns what is needed to continue: a response, or the state of entities."""
         epoch, executor = self.epoch, self.executor
         stop = len(epoch.results) + rows
         self.is_new, self.is_running = False, True
@@ -166,7 +166,7 @@ class Stretch:
         return needs
 
     def writes(self) -> Entities:
-        """(operator, key, state after) of every entity that it changed."""
+        """(operator, key, new state) of every changed entity."""
         return [
             (operator, key, state)
             for operator, table in self.program.tables.items()
@@ -175,5 +175,5 @@ class Stretch:
         ]
 
     def used(self) -> list[Entity]:
-        """What it has looked at."""
+        """The entities whose state it read."""
         return [(operator, key) for operator, base in self.program.bases.items() for key in base.used]  # type: ignore[attr-defined]
