@@ -262,10 +262,10 @@ def filed(ctx: Context, result: Any, error: Any) -> None:
 
 
 TEXTS = {
-    "odd text": "ask: ValueError: ? is no text, after 2 tries",
-    "silent": "ask: KeyError, after 2 tries",
-    "exit": "ask: SystemExit: 3, after 2 tries",
-    "sleep": "nap: no answer within 0.2 seconds, after 2 tries",
+    "odd text": "ask: ValueError: ? is no text, after 2 attempts",
+    "silent": "ask: KeyError, after 2 attempts",
+    "exit": "ask: SystemExit: 3, after 2 attempts",
+    "sleep": "nap: no answer within 0.2 seconds, after 2 attempts",
     "a set": "a set has no order to carry",
 }
 

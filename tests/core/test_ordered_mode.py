@@ -64,7 +64,7 @@ def run_fleet(
         assert not any(left), "an epoch was left behind"
         assert not any(worker.ordered.chains.values()), "a chain was left behind"
     replies = [reply for token in sorted(driver.replies) for reply in driver.replies[token]]
-    return replies, driver.found["state"], driver.core.metrics()
+    return replies, driver.found["state"], driver.coordinator.metrics()
 
 
 @given(PROGRAMS, WAYS)
