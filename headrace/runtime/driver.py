@@ -77,10 +77,10 @@ class Driver(ABC):
         ReadResult: "_give_state",
         SnapshotTaken: "_give_epoch",
         Perform: "_perform",
-        Append: "_keep",
-        Check: "_keep",
-        Keep: "_keep",
-        Save: "_keep",
+        Append: "_make_durable",
+        Check: "_make_durable",
+        Keep: "_make_durable",
+        Save: "_make_durable",
     }
 
     def __init__(
@@ -321,7 +321,7 @@ class Driver(ABC):
     def _perform(self, effect: Perform) -> None:
         self._externals.perform(effect)
 
-    def _keep(self, effect: Append | Check | Keep | Save) -> None:
+    def _make_durable(self, effect: Append | Check | Keep | Save) -> None:
         assert self._keeper is not None
         self._keeper.carry_out(effect)
 
