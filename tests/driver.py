@@ -90,7 +90,7 @@ class Driver(Fleet):
         """All entities of an engine as they are now: (operator, key) -> state."""
         return {
             (name, key): self.program.values.unseal(value)
-            for name, table in self.program.tables.items()
+            for name, table in self.core.state.tables.items()
             for key, value in table.items()
         }
 

@@ -259,7 +259,7 @@ class EngineInThread:
     def __init__(self, app: App = app) -> None:
         self._engine = Engine(app)
         self._admission = Admission(self._engine.program)
-        self.tables = self._engine.program.tables
+        self.tables = {name: table.states for name, table in self._engine.state.tables.items()}
 
     def map(self, request_id: str, function: Function, keys: list[Any], args: list[tuple[Any, ...]]) -> Answers:
         batch = self._admission.admit_columns(request_id, function, keys, args)
@@ -272,7 +272,7 @@ def bytes_per_entity(keys: int) -> float:
     """What an account costs in the engine's memory: its entry in the table, its key, its state."""
     with Runtime(app) as runtime:
         runtime.client.map(open_account, list(range(keys)), [(BALANCE + key,) for key in range(keys)])
-        table = runtime.engine.program.tables["account"]
+        table = runtime.engine.state.tables["account"].states
         return (sys.getsizeof(table) + sum(map(sys.getsizeof, table)) + sum(map(sys.getsizeof, table.values()))) / keys
 
 

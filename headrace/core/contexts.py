@@ -18,9 +18,10 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from headrace.core import order
+from headrace.core.bindings import Binding, Bindings
 from headrace.core.epoch import Epoch
 from headrace.core.later.deferring import Deferring
-from headrace.core.program import Entry, Program
+from headrace.core.program import Program
 from headrace.core.signature import Args
 from headrace.errors import BadCall, ExternalFailed, HeadraceError, LimitReached, TooLarge
 from headrace.model.chance import Chance, Random
@@ -55,7 +56,7 @@ class Transaction:
     def __init__(self, calls_max: int, bytes_max: int) -> None:
         self.limits = (calls_max, bytes_max)
         self.epoch: Epoch
-        self.undo: list[tuple[Entry, Key, Any]] = []  # with the entity's earlier sealed state
+        self.undo: list[tuple[Binding, Key, Any]] = []  # with the entity's earlier sealed state
         self.queue: list[Any] = []  # asynchronous calls, in the order they were made
         self.reset()
 
@@ -71,8 +72,8 @@ class Transaction:
         if self.needs is not None:
             raise Untracked
         for call in self.unawaited:
-            error = BadCall(UNAWAITED.format(call.made_by._entry.name, *call.words))
-            self.doom = self.doom or Doom(error, call.made_by._entry, call.made_at)
+            error = BadCall(UNAWAITED.format(call.made_by._binding.name, *call.words))
+            self.doom = self.doom or Doom(error, call.made_by._binding, call.made_at)
         if self.doom is not None:
             raise self.doom.error
         self.reset()
@@ -82,19 +83,19 @@ class Doom(NamedTuple):
     """Why a transaction must abort, and which call caused it."""
 
     error: HeadraceError
-    entry: Entry
+    binding: Binding
     key: Key
 
 
 class Awaitable:
     """An awaited call: yielded to the executor, which answers with the result."""
 
-    __slots__ = ("args", "entry", "key", "made_at", "made_by")
+    __slots__ = ("args", "binding", "key", "made_at", "made_by")
     words = ("call", "call_async")
 
-    def __init__(self, made_by: SerialContext, entry: Entry, key: Key, args: Args) -> None:
+    def __init__(self, made_by: SerialContext, binding: Binding, key: Key, args: Args) -> None:
         self.made_by, self.made_at = made_by, made_by.key
-        self.entry, self.key, self.args = entry, key, args
+        self.binding, self.key, self.args = binding, key, args
 
     def __await__(self) -> Generator[Awaitable, Any, Any]:
         return (yield self)
@@ -119,7 +120,8 @@ class SerialContext(Deferring):
     """A call's access to its entity. The next call of the function reuses it, unless this one waits."""
 
     __slots__ = (
-        "_entry",
+        "_binding",
+        "_bindings",
         "_functions",
         "_program",
         "_queue",
@@ -129,12 +131,12 @@ class SerialContext(Deferring):
         "key",
     )
 
-    def __init__(self, program: Program, transaction: Transaction, entry: Entry) -> None:
-        self._entry = entry
+    def __init__(self, bindings: Bindings[Any], transaction: Transaction, binding: Binding) -> None:
+        self._binding, self._bindings = binding, bindings
         self.key: Any = None
         self._state: Any = MISSING  # sealed
         self._transaction, self._queue = transaction, transaction.queue
-        self._program, self._functions, self._values = program, program.functions, program.values
+        self._program, self._functions, self._values = bindings.program, bindings.functions, bindings.program.values
 
     @property
     def tid(self) -> int:
@@ -179,9 +181,11 @@ class SerialContext(Deferring):
         self._state = MISSING
 
     def _combine(self) -> Callable[[Any, Any], Any]:
-        combine = self._entry.operator.combine
+        combine = self._binding.operator.combine
         if combine is None:
-            raise BadCall(f"operator {self._entry.operator.name!r} has no combine, so {self._entry.name} cannot merge")
+            raise BadCall(
+                f"operator {self._binding.operator.name!r} has no combine, so {self._binding.name} cannot merge"
+            )
         return combine
 
     def merge(self, delta: Any) -> None:
@@ -193,36 +197,34 @@ class SerialContext(Deferring):
         self._state = delta
 
     def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable:
-        if self._entry.is_plain:
-            raise BadCall(f"{self._entry.name} is a plain def and cannot await: make it async def, or use call_async")
-        entry = self._functions.get(function) if type(function) is Function else None
-        if entry is None or type(key) is not int or key >= HIGH or key <= LOW or not entry.fits(args):
-            entry, key, args = self._admit(function, key, args)
-        call = Awaitable(self, entry, key, args)
+        if self._binding.is_plain:
+            raise BadCall(f"{self._binding.name} is a plain def and cannot await: make it async def, or use call_async")
+        binding = self._functions.get(function) if type(function) is Function else None
+        if binding is None or type(key) is not int or key >= HIGH or key <= LOW or not binding.fits(args):
+            binding, key, args = self._admit(function, key, args)
+        call = Awaitable(self, binding, key, args)
         self._transaction.is_marked = True
         self._transaction.unawaited[call] = None
         return call
 
     def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
         try:
-            entry = self._functions[function]
-            fits, kind = entry.fits, type(key)
-            is_key = (
-                key < HIGH and key > LOW if kind is int else kind is str and (key in entry.table or key in entry.base)
-            )
+            binding = self._functions[function]
+            fits, kind = binding.fits, type(key)
+            is_key = key < HIGH and key > LOW if kind is int else kind is str and key in binding.states
             if not is_key or not fits(args):
-                entry, key, args = self._admit(function, key, args)
+                binding, key, args = self._admit(function, key, args)
         except (KeyError, TypeError):
-            entry, key, args = self._admit(function, key, args)
+            binding, key, args = self._admit(function, key, args)
         queue = self._queue
         if len(queue) >= self._transaction.calls_left:
             raise self.doomed(too_many_calls(self._program))
-        queue.append((entry, key, args))
+        queue.append((binding, key, args))
 
     def call_external(self, name: str, /, *args: Any) -> ExternalCall:
-        if self._entry.is_plain:
+        if self._binding.is_plain:
             raise BadCall(
-                f"{self._entry.name} is a plain def and cannot await: make it async def, or use send_external"
+                f"{self._binding.name} is a plain def and cannot await: make it async def, or use send_external"
             )
         self._check_external(name)
         try:
@@ -235,7 +237,7 @@ class SerialContext(Deferring):
     def _reach_out(self, name: str, args: bytes) -> ExternalCall:
         raise self.void(True)
 
-    def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Entry, Key, Args]:
+    def _admit(self, function: Function | str, key: Any, args: Args) -> tuple[Binding, Key, Args]:
         """The slow path for a call: check everything, and report what is wrong."""
         entry = self._program.find(function)
         self._program.check_key(key, entry)
@@ -245,7 +247,7 @@ class SerialContext(Deferring):
             except TooLarge as error:
                 raise self.doomed(error) from None
             self._count(sum(map(size_of, args)))
-        return entry, key, args
+        return self._bindings.by_number[entry.number], key, args
 
     def _seal(self, value: Any) -> Any:
         try:
@@ -267,7 +269,7 @@ class SerialContext(Deferring):
         """A limit was reached: the transaction aborts with this error, even if the function catches it."""
         transaction = self._transaction
         transaction.is_marked = True
-        transaction.doom = transaction.doom or Doom(error, self._entry, self.key)
+        transaction.doom = transaction.doom or Doom(error, self._binding, self.key)
         return transaction.doom.error
 
     def void(self, needs: Any) -> Untracked:
@@ -289,9 +291,9 @@ class TrackedContext(SerialContext):
     __slots__ = ("_drawn", "_made", "_path", "_paths")
 
     def __init__(
-        self, program: Program, transaction: Transaction, entry: Entry, path: bytes, paths: list[bytes]
+        self, bindings: Bindings[Any], transaction: Transaction, binding: Binding, path: bytes, paths: list[bytes]
     ) -> None:
-        super().__init__(program, transaction, entry)
+        super().__init__(bindings, transaction, binding)
         self._path, self._made = path, 0
         self._paths = paths  # of the calls in the queue
         self._drawn: Chance | None = None
@@ -299,7 +301,7 @@ class TrackedContext(SerialContext):
     @property
     def _chance(self) -> Chance:
         if self._drawn is None:
-            self._drawn = Chance(self._program.seed, self.tid, self._path)
+            self._drawn = Chance(self._bindings.state.seed, self.tid, self._path)
         return self._drawn
 
     def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
@@ -320,7 +322,7 @@ class TrackedContext(SerialContext):
     def response_to(self, call: ExternalCall) -> Any:
         transaction = self._transaction
         if call not in transaction.unawaited:
-            raise BadCall(f"{self._entry.name} awaits a ctx.call_external(...) for the second time")
+            raise BadCall(f"{self._binding.name} awaits a ctx.call_external(...) for the second time")
         del transaction.unawaited[call]
         if transaction.doom is not None:
             raise transaction.doom.error
@@ -341,8 +343,10 @@ class OrderedContext(SerialContext):
     _read: bool
     _order: tuple[int, bytes]  # TID and place: a new tuple for each run of a call
 
-    def __init__(self, program: Program, transaction: Transaction, entry: Entry, time_of: Callable[[int], int]) -> None:
-        super().__init__(program, transaction, entry)
+    def __init__(
+        self, bindings: Bindings[Any], transaction: Transaction, binding: Binding, time_of: Callable[[int], int]
+    ) -> None:
+        super().__init__(bindings, transaction, binding)
         self._read, self._deltas, self._order = False, (), (0, b"")
         self._drawn: tuple[Any, Chance] | None = None  # with the run that drew them
         self._time_of = time_of
@@ -359,7 +363,7 @@ class OrderedContext(SerialContext):
     def _chance(self) -> Chance:
         if self._drawn is None or self._drawn[0] is not self._order:
             tid, place = self._order
-            self._drawn = (self._order, Chance(self._program.seed, tid, order.path_of(place)))
+            self._drawn = (self._order, Chance(self._bindings.state.seed, tid, order.path_of(place)))
         return self._drawn[1]
 
     def _reach_out(self, name: str, args: bytes) -> ExternalCall:

@@ -26,17 +26,17 @@ from headrace.config import Config
 from headrace.core.channel import Channels
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
-from headrace.core.events import Lost, Overran, Read, Received, Rescale, Start
+from headrace.core.events import Lost, Overran, Received, Rescale, Start
 from headrace.core.later.deferred import ChangedLater
 from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
-from headrace.core.ordered.gathering import DECREE
+from headrace.core.ordered.gathering import decree
 from headrace.core.ordered.storms import Storms
 from headrace.core.outcome import first_difference
-from headrace.core.placement import ShardMap, shards_of
+from headrace.core.placement import ShardMap
 from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
-from headrace.errors import ConfigError, NotDeterministic, Poisoned
+from headrace.errors import ConfigError, NotDeterministic
 from headrace.model.app import App
 from headrace.wire.messages import (
     Begin,
@@ -106,7 +106,6 @@ class Coordinator(Maintenance):
         Received: "_receive",
         Lost: "_lost",
         Overran: "_overran",
-        Read: "_enqueue",
         Rescale: "_enqueue",
     }
     MESSAGES: ClassVar[dict[type, str]] = {  # from workers
@@ -126,6 +125,7 @@ class Coordinator(Maintenance):
         self.shards = ShardMap.even(self.config.shards, workers)
         self.channels = Channels(0, self.config)
         self.channels.term = term << TERM_BITS
+        self.known_owners: list[dict[Any, int]] = []  # of keys, by the number of a function
         self.flights: dict[int, Flight] = {}
         self.later: ChangedLater = []  # of the newest final epoch
         self.gathered: set[int] = set()  # TIDs that run, or ran, only on final state
@@ -188,7 +188,7 @@ class Coordinator(Maintenance):
         self._suspect(event.tid)
         self._recover(now_us, event.worker, effects)
 
-    def _enqueue(self, now_us: int, event: Read | Rescale, effects: list[Any]) -> None:
+    def _enqueue(self, now_us: int, event: Rescale, effects: list[Any]) -> None:
         self.engine.enqueue(now_us, event, effects)
 
     def resend(self, now_us: int, effects: list[Any]) -> None:
@@ -244,10 +244,10 @@ class Coordinator(Maintenance):
         is_other = epoch.limits != self.limits_told
         if is_other:  # workers start new executors, so all of them must be told
             self.limits_told, self.predictions_told = epoch.limits, 0
-        owner = self.shards.owner
+        known, owner = self.known_owners, self.shards.owner
         rows: dict[int, list[int]] = {worker: [] for worker in range(1, self.workers + 1)}
         for row, (entry, key) in enumerate(zip(epoch.entries, epoch.keys, strict=True)):
-            rows[entry.owners.get(key) or owner(entry.operator, key)].append(row)
+            rows[known[entry.number].get(key) or owner(entry.operator, key)].append(row)
         is_lone = mode == "ordered" and len(epoch) == 1 and not self.flights and not is_other
         flight = self.flights[epoch.number] = Flight(epoch, mode, is_lone, rows)
         tids = epoch.tids
@@ -455,16 +455,12 @@ class Coordinator(Maintenance):
         self.past_stats = self._summed_stats()
         self.worker_stats.clear()
         self.gathered.clear()
-        for entry in self.program.entries:
-            entry.owners = self.shards.cache_of(entry.operator)
+        self.known_owners = [self.shards.cache_of(entry.operator) for entry in self.program.entries]
         ahead = sum(isinstance(item, Epoch) for item in self.backlog)
         self.backlog.extendleft(reversed(self.log[: len(self.log) - ahead]))
         owned: dict[int, Entities] = {worker: [] for worker in range(1, self.workers + 1)}
-        operators = self.program.operators
-        self.journal.carry(self.program.take_written())
-        for name, table in self.program.bases.items():
-            shards = shards_of(operators[name], list(table), len(self.shards.owners))
-            for shard, (key, state) in zip(shards, table.items(), strict=True):
+        for name, table in self.engine.state.tables.items():
+            for shard, key, state in table.by_shard(len(self.shards.owners)):
                 owned[self.shards.owners[shard]].append((name, key, state))
         for worker, all_entities in owned.items():
             for entities, is_last in in_parts(all_entities, self.config.entities_per_frame_max):
@@ -474,8 +470,8 @@ class Coordinator(Maintenance):
                     self.workers,
                     entities,
                     is_last,
-                    self.program.seed,
-                    list(self.program.watched),
+                    self.engine.state.seed,
+                    self.engine.logged,
                 )
                 effects.append(self.channels.send(now_us, worker, begin))
 
@@ -504,9 +500,8 @@ class Coordinator(Maintenance):
                 return
         if tid in self.gathered or self.mode_now == "serial":
             row = epoch.tids.index(tid)
-            failure = Failure(Poisoned.code, Poisoned.__name__, DECREE, epoch.entries[row].name, epoch.keys[row])
+            failure = epoch.decreed[row] = decree(epoch, row)
             self.poisoned.add(tid)
-            epoch.decreed[row] = failure
             self.journal.note(Decree({tid: failure}))
 
     def metrics(self) -> dict[str, Any]:
@@ -536,11 +531,11 @@ def on_workers(
     is_durable: bool = False,
     seed: int = 0,
     term: int = 0,
-    like: Program | None = None,
+    program: Program | None = None,
 ) -> Engine:
     """An engine whose epochs run on workers: its backend is a `Coordinator`."""
 
     def backend(engine: Engine) -> Coordinator:
         return Coordinator(engine, workers, mode, term=term)
 
-    return Engine(app, config, is_durable=is_durable, seed=seed, like=like, backend=backend)
+    return Engine(app, config, is_durable=is_durable, seed=seed, program=program, backend=backend)

@@ -47,10 +47,10 @@ from headrace.core.log_records import Decree, Intent
 from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
 from headrace.core.source_batches import SourceBatches
+from headrace.core.state import State
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
-from headrace.wire.values import MISSING
 
 
 class PendingExternal(NamedTuple):
@@ -85,19 +85,21 @@ class Engine:
         *,
         is_durable: bool = False,
         seed: int = 0,
-        like: Program | None = None,
+        program: Program | None = None,
         backend: Callable[[Engine], Backend] = LocalBackend,
     ) -> None:
+        """`program` is the app, if it is compiled already."""
         self.config = config or Config()
-        self.program = Program(app, self.config, like)
-        self.program.seed = seed
+        self.program = Program(app, self.config) if program is None else program.under(self.config)
+        self.state = State(self.program, seed)  # on workers: a copy, which lags behind
         self.ledger = Ledger(self.config)
         self.sources = SourceBatches(self.config)
         self.sequencing = Sequencing(self.config)
         self.journal = Journal(self.config, is_durable)
-        if is_durable:
-            self.program.watch(name for name, operator in app.operators.items() if operator.changes)
-        self.journal.logs_changes = bool(self.program.watched)
+        changing = [name for name, operator in app.operators.items() if operator.changes]
+        self.logged = changing if is_durable else []  # operators whose changes are logged
+        self.state.watch(self.logged)
+        self.journal.logs_changes = bool(self.logged)
         self.deferred = Deferred(self.program)
         self.waiting: list[Submission] = []
         self.found: list[tuple[int, int, ReadResult]] = []  # what was read, its record and its ticket
@@ -292,16 +294,6 @@ class Engine:
         """The entities as functions see them: without expired ones."""
         return self.program.visible(entities, self.sequencing.last_us)
 
-    def select(self, operator: str | None, key: Any) -> Entities:
-        found: Entities = []
-        for name in self.program.tables:
-            if operator is None or name == operator:
-                if key is None:
-                    found += [(name, each, state) for each, state in self.program.items(name)]
-                elif (state := self.program.state(name, key)) is not MISSING:
-                    found.append((name, key, state))
-        return found
-
     def finished(self, epoch: Epoch) -> None:
         """All its rows are final."""
         epoch.enter(FINAL)
@@ -350,7 +342,7 @@ class Engine:
     def take_snapshot(self, now_us: int, changed: Delta) -> None:
         """Call it at the end of an epoch, before anything later has run."""
         if self.journal.is_full_next:
-            changed = self.select(None, None)
+            changed = self.state.select()
         self.journal.take(now_us, changed, *self.meta())
 
     def meta(self) -> tuple[int, int, dict[str, Any]]:

@@ -25,6 +25,7 @@ from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Append, Check, Delta, JournalEffect, Keep, Save, Snapshot, SnapshotTaken
 from headrace.core.log_records import Note, Record, Retired
+from headrace.core.state import entities_of
 from headrace.wire.messages import Entities
 
 
@@ -179,6 +180,4 @@ class Journal:
 
 
 def rows_of(changes: Delta) -> Entities:
-    if not isinstance(changes, dict):
-        return changes
-    return [(operator, key, state) for operator, table in changes.items() for key, state in table.items()]
+    return entities_of(changes) if isinstance(changes, dict) else changes

@@ -1,4 +1,4 @@
-"""The local backend: one serial executor in this process runs every epoch.
+"""The local backend: one executor in this process runs every epoch.
 
 With a log, an epoch runs in a later step than the one that closes it: by then its record has been sent, and is synced
 while the epoch runs.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Read, TakeSnapshot
-from headrace.core.later.deferred import ChangedLater
+from headrace.core.executor import Executor, MakeExecutor
+from headrace.core.later.deferred import ChangedLater, later_of
 from headrace.core.outcome import Outcome, first_difference
-from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor
 from headrace.errors import NotDeterministic
 
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
 class LocalBackend:
     HANDLERS: ClassVar[dict[type, str]] = {}  # no events of its own
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.executor = SerialExecutor(engine.program)
-        self.former: SerialExecutor | None = None  # for epochs that were logged with other limits
+    def __init__(self, engine: Engine, executor: MakeExecutor = SerialExecutor) -> None:
+        self.engine, self.make = engine, executor
+        self.executor = executor(engine.program, engine.state)
+        self.former: tuple[dict[str, int], Executor] | None = None  # for epochs that were logged with these limits
         self.answered: Outcome | None = None  # of the running epoch: its outcome before a recovery
+        self.changes: Changes = {}  # of the newest final epoch
+        if engine.journal.is_durable:
+            engine.state.keep_deltas()
 
     def start(self, now_us: int, effects: list[Any]) -> None:
         self._snapshot_due(now_us)
@@ -64,10 +67,11 @@ class LocalBackend:
         return due
 
     def take_changes(self) -> Changes | None:
-        return self.engine.program.take_changes() if self.engine.journal.logs_changes else None
+        logged = self.engine.logged
+        return {name: self.changes[name] for name in logged if name in self.changes} if logged else None
 
     def take_later(self) -> ChangedLater:
-        return self.engine.program.take_later()
+        return later_of(self.changes, self.engine.program)
 
     def shard_map(self) -> list[Any] | None:
         return None
@@ -78,7 +82,7 @@ class LocalBackend:
     def _snapshot_due(self, now_us: int) -> None:
         engine = self.engine
         if self.answered is None and engine.journal.wants_snapshot(now_us, engine.last_number()):
-            engine.take_snapshot(now_us, engine.program.take_tables())
+            engine.take_snapshot(now_us, engine.state.take_delta())
 
     def run(self, count: int) -> None:
         """Do the first `count` items of the backlog. An epoch that waits for an external call blocks later ones."""
@@ -91,10 +95,11 @@ class LocalBackend:
                 return
             engine.backlog.popleft()
             if isinstance(first, Read):
-                engine.has_read(first.token, engine.select(first.operator, first.key))
+                engine.has_read(first.token, engine.state.select(first.operator, first.key))
             elif isinstance(first, TakeSnapshot):
                 engine.journal.wanted.append(first.token)
             else:
+                self.changes = engine.state.take_changes()
                 engine.finished(first)
 
     def _execute(self, epoch: Epoch) -> bool:
@@ -102,13 +107,7 @@ class LocalBackend:
         if self.answered is None:
             self.answered = (epoch.results, epoch.failures)
             epoch.results, epoch.failures = [], {}
-        entries, executor = epoch.entries, self._executor(epoch.limits)
-        if epoch.decreed or epoch.limits is not None:
-            epoch.entries = [executor.program.numbered[entry.number] for entry in entries]
-            for row, failure in epoch.decreed.items():
-                epoch.entries[row] = executor.decreed(epoch.entries[row], failure.message)
-        need = executor.run(epoch, len(epoch.results))
-        epoch.entries = entries
+        need = self._executor(epoch.limits).run(epoch, len(epoch.results))
         if need is not None:
             self.engine.ask(epoch, need)
             return False
@@ -116,15 +115,15 @@ class LocalBackend:
         self.answered = None
         return True
 
-    def _executor(self, limits: dict[str, int] | None) -> SerialExecutor:
+    def _executor(self, limits: dict[str, int] | None) -> Executor:
         """The executor for epochs that were logged with these limits, which can change results."""
         if limits is None:
             return self.executor
-        if self.former is None or self.former.program.config.limits() != limits:
+        if self.former is None or self.former[0] != limits:
             program = self.engine.program
-            config = dataclasses.replace(program.config, **limits)
-            self.former = SerialExecutor(Program(program.app, config, over=program))
-        return self.former
+            former = program.under(dataclasses.replace(program.config, **limits))
+            self.former = (limits, self.make(former, self.engine.state))
+        return self.former[1]
 
 
 def run_backlog(engine: Engine) -> None:

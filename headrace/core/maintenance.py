@@ -143,12 +143,9 @@ class Maintenance:
 
     def _copied(self, changed: Entities) -> None:
         """Update the copy with the changes of everything that has run since."""
-        copy = self.program.bases
+        copy = self.engine.state.tables
         for operator, key, state in changed:
-            if state == MISSING:
-                copy[operator].pop(key, None)
-            else:
-                copy[operator][key] = state
+            copy[operator].put(key, MISSING if state == MISSING else state)
         ran = len(self.log) - sum(isinstance(item, Epoch) for item in self.backlog)
         if ran:
             self.copied_tid = self.log[ran - 1].tids[-1]

@@ -18,7 +18,7 @@ from headrace.core.engine import Engine
 from headrace.core.epoch import CLOSED, Batch, Epoch
 from headrace.core.later.builtin import BUILT_IN
 from headrace.core.log_records import Decree, Note
-from headrace.core.program import Table
+from headrace.core.state import States
 from headrace.wire.messages import Response
 
 
@@ -35,7 +35,7 @@ class Restored(NamedTuple):
     """What an earlier engine left."""
 
     epoch: int  # of the snapshot; 0 if there is none
-    tables: dict[str, Table]
+    tables: dict[str, States]
     meta: dict[str, Any]
     kept: list[Epoch]  # final epochs up to the snapshot's with kept replies, in order
     records: list[LoggedRecord]  # from the snapshot's position on
@@ -47,7 +47,7 @@ class Restored(NamedTuple):
 def restore(engine: Engine, left: Restored) -> None:
     """Call this once, before the engine's first step."""
     for name, table in left.tables.items():
-        engine.program.load(name, table)
+        engine.state.tables[name].load(table)
     meta, sequencing = left.meta, engine.sequencing
     engine.committed, engine.aborted = meta.get("committed", 0), meta.get("aborted", 0)
     sequencing.sequencer.lc, sequencing.last_us = meta.get("lc", 0), meta.get("closed_us", 0)
@@ -60,7 +60,7 @@ def restore(engine: Engine, left: Restored) -> None:
     engine.ledger.epochs[-1] = sequencing.open
     if "shards" in meta:
         engine.backend.place(*meta["shards"])
-    engine.deferred.restore(meta.get("deferred", {}))
+    engine.deferred.restore(meta.get("deferred", {}), engine.state)
     kept = {epoch.number: epoch for epoch in left.kept}
     engine.sources.restore(meta.get("sources", {}), kept, meta.get("has_forgotten", False))
     engine.journal.last = engine.journal.durable = left.last

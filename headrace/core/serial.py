@@ -18,11 +18,11 @@ Never here: time, request ids, epochs' ends.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
-from itertools import islice
+from collections.abc import Callable, Generator
 from typing import Any
 
 from headrace.core import order
+from headrace.core.bindings import Binding, Bindings
 from headrace.core.contexts import (
     Awaitable,
     SerialContext,
@@ -33,25 +33,33 @@ from headrace.core.contexts import (
 )
 from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
-from headrace.core.program import NOWHERE, Args, Entry, Program
+from headrace.core.program import Entry, Program
+from headrace.core.signature import Args
+from headrace.core.state import State, Table
 from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
 from headrace.wire.messages import Failure, Need
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
+NOWHERE: Any = object()
+
+Body = Callable[..., Any]
 
 
 class SerialExecutor:
-    """Runs epochs. Nothing else changes the operators' tables."""
+    """Runs epochs, one at a time."""
 
-    def __init__(self, program: Program) -> None:
-        self.program, self.values = program, program.values
+    def __init__(self, program: Program, state: State, around: Callable[[Body], Body] | None = None) -> None:
+        """`around` wraps the body of every function."""
+        self.program, self.values, self.state, self.around = program, program.values, state, around
         self.depth_max = program.config.depth_max
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
-        self.raised_in: tuple[Entry, Key] | None = None  # the awaited call that raised, if any
+        self.raised_in: tuple[Binding, Key] | None = None  # the awaited call that raised, if any
         self.is_running = False
         self.tracked: TrackedExecutor | None = None  # for transactions that cannot run here
-        self.bind()
+        self.bindings = Bindings(program, state, self._bind)
+        for binding in self.bindings.by_number:
+            binding.bind(self._context(binding))
 
     @property
     def running(self) -> int:
@@ -62,21 +70,27 @@ class SerialExecutor:
         at = len(epoch.results)
         return epoch.tids[at] if at < len(epoch.tids) else 0
 
-    def bind(self) -> None:
-        """Take over the program's functions from the other mode."""
-        self.program.watch_epochs(True)
-        for entry in self.program.entries:
-            entry.bind(self._context(entry))
+    def _bind(self, entry: Entry, table: Table) -> Binding:
+        binding = Binding(entry, table)
+        if self.around is not None:
+            binding.body = self.around(binding.body)
+        return binding
 
-    def decreed(self, entry: Entry, why: str) -> Entry:
-        """The entry for a transaction that aborts by decree."""
-        entry = entry.decreed(why)
-        entry.bind(self._context(entry))
-        return entry
+    def _context(self, binding: Binding) -> SerialContext:
+        kind = SerialContext if binding.operator.ttl_us is None else Expiring
+        return kind(self.bindings, self.transaction, binding)
 
-    def _context(self, entry: Entry) -> SerialContext:
-        kind = SerialContext if entry.operator.ttl_us is None else Expiring
-        return kind(self.program, self.transaction, entry)
+    def _bound(self, epoch: Epoch, start: int, stop: int | None) -> list[Binding]:
+        """The bindings of these rows. Rows that abort by decree get one that fails."""
+        self.bindings.refresh()
+        bound = self.bindings.of(epoch.entries[start:stop] if start or stop else epoch.entries)
+        for row, failure in epoch.decreed.items():
+            if start <= row < start + len(bound):
+                binding = Binding(bound[row - start].entry, bound[row - start].table)
+                binding.decree(failure.message)
+                binding.bind(self._context(binding))
+                bound[row - start] = binding
+        return bound
 
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
         """Run the rows from `start` up to `stop`. If something is needed first, such as a response to an external call,
@@ -87,19 +101,16 @@ class SerialExecutor:
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
-        notes, first = self.program.notes, NOWHERE
-        rows = zip(epoch.entries, epoch.keys, epoch.args, strict=True)
-        for root, root_key, args in islice(rows, start, stop) if start or stop else rows:
+        missing, first = MISSING, NOWHERE
+        keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
+        for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
-                entry, key = root, root_key
-                context, table = entry.context, entry.table
+                binding, key = root, root_key
+                context, states = binding.context, binding.states
                 context.key = key
-                before = table.get(key)
-                if before is None:
-                    before = entry.find(key)
-                context._state = first = before
-                result = entry.run(*args)
-                if not entry.is_plain:
+                context._state = before = first = states.get(key, missing)
+                result = binding.run(*args)
+                if not binding.is_plain:
                     try:
                         awaited = result.send(None)
                     except StopIteration as end:
@@ -110,22 +121,22 @@ class SerialExecutor:
                     result = seal(result)
                 state = context._state
                 if state is not before:
-                    if notes:
-                        entry.written[key] = state
-                    if state is MISSING:
-                        entry.store(key, state)
+                    written = binding.written
+                    if written is not None:
+                        written[key] = state
+                        if binding.befores is not None:
+                            binding.befores.setdefault(key, before)
+                    if state is missing:
+                        states.pop(key, None)
                     else:
-                        table[key] = state
+                        states[key] = state
                 for call in queue:  # grows meanwhile
-                    entry, key, args = call
-                    context, table = entry.context, entry.table
+                    binding, key, args = call
+                    context, states = binding.context, binding.states
                     context.key = key
-                    before = table.get(key)
-                    if before is None:
-                        before = entry.find(key)
-                    context._state = before
-                    returned = entry.run(*args)
-                    if not entry.is_plain:
+                    context._state = before = states.get(key, missing)
+                    returned = binding.run(*args)
+                    if not binding.is_plain:
                         try:
                             awaited = returned.send(None)
                         except StopIteration:
@@ -135,13 +146,16 @@ class SerialExecutor:
                     state = context._state
                     if state is not before:
                         if call is not queue[-1] or transaction.is_marked:  # something can still fail
-                            undo.append((entry, key, before))
-                        if notes:
-                            entry.written[key] = state
-                        if state is MISSING:
-                            entry.store(key, state)
+                            undo.append((binding, key, before))
+                        written = binding.written
+                        if written is not None:
+                            written[key] = state
+                            if binding.befores is not None:
+                                binding.befores.setdefault(key, before)
+                        if state is missing:
+                            states.pop(key, None)
                         else:
-                            table[key] = state
+                            states[key] = state
                 if transaction.is_marked:
                     transaction.close()
                 queue.clear()
@@ -150,7 +164,7 @@ class SerialExecutor:
                 results.append(result)
             except BaseException as error:
                 is_void = transaction.needs is not None
-                failure = self._failure(error, entry, key)
+                failure = self._failure(error, binding, key)
                 self._retire(context)
                 self._roll_back(root, root_key, first)
                 if is_void:
@@ -164,19 +178,16 @@ class SerialExecutor:
         self.is_running = False
         return None
 
-    def _run_tracked(self, epoch: Epoch, root: Entry) -> Need | None:
+    def _run_tracked(self, epoch: Epoch, root: Binding) -> Need | None:
         """A transaction asked for what this executor does not track. From now on, those with this root are not tried
         here."""
         root.run = self._give_up
         return self._tracked().run_row(epoch, root.number)
 
     def _tracked(self) -> TrackedExecutor:
-        program, tracked = self.program, self.tracked
-        if tracked is None:
-            twin = Program(program.app, program.config, program, over=program)
-            tracked = self.tracked = TrackedExecutor(twin)
-        tracked.program.seed = program.seed
-        return tracked
+        if self.tracked is None:
+            self.tracked = TrackedExecutor(self.program, self.state, self.around)
+        return self.tracked
 
     def _give_up(self, *args: Any) -> Any:
         self.transaction.needs = self.transaction.is_marked = True
@@ -194,15 +205,12 @@ class SerialExecutor:
                 self._store(context, key, before)
                 self._keep_waiting(context)
                 frames.append((context, key, coroutine))
-                entry, key, coroutine = awaited.entry, awaited.key, None
-                context = entry.context
+                binding, key, coroutine = awaited.binding, awaited.key, None
+                context = binding.context
                 context.key = key
-                before = entry.table.get(key)
-                if before is None:
-                    before = entry.find(key)
-                context._state = before
-                answer = entry.run(*awaited.args)
-                if not entry.is_plain:
+                context._state = before = binding.states.get(key, MISSING)
+                answer = binding.run(*awaited.args)
+                if not binding.is_plain:
                     coroutine, answer = answer, None
                 while True:  # until the next await
                     if coroutine is not None:
@@ -217,17 +225,14 @@ class SerialExecutor:
                     self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))  # they share nothing
                     context, key, coroutine = frames.pop()
-                    before = context._entry.table.get(key)
-                    if before is None:
-                        before = context._entry.find(key)
-                    context._state = before
+                    context._state = before = context._binding.states.get(key, MISSING)
         except BaseException:
             self._break_off(context, key, coroutine, frames)
             raise
 
     def _break_off(self, context: SerialContext, key: Key, coroutine: Any, frames: list[Any]) -> None:
         """A call failed: end it and all that wait for it."""
-        self.raised_in = (context._entry, key)
+        self.raised_in = (context._binding, key)
         for waiting, _, suspended in [(context, key, coroutine), *reversed(frames)]:
             self._retire(waiting)
             if suspended is not None:
@@ -236,13 +241,13 @@ class SerialExecutor:
 
     def _store(self, context: SerialContext, key: Key, before: Any) -> None:
         if context._state is not before:
-            self.transaction.undo.append((context._entry, key, before))
-            context._entry.store(key, context._state)
+            self.transaction.undo.append((context._binding, key, before))
+            context._binding.table.change(key, before, context._state)
 
     def _keep_waiting(self, context: SerialContext) -> None:
         """A call keeps its context while it waits: the next call of the function gets another one."""
-        if context._entry.context is context:
-            context._entry.bind(self._context(context._entry))
+        if context._binding.context is context:
+            context._binding.bind(self._context(context._binding))
 
     def _retire(self, context: SerialContext) -> None:
         """A call failed: what its function still does, such as in a `finally`, has no effect."""
@@ -252,7 +257,7 @@ class SerialExecutor:
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
-            raise BadCall(f"{context._entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+            raise BadCall(f"{context._binding.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del transaction.unawaited[awaited]
         if depth >= self.depth_max:
             raise LimitReached(f"calls nested deeper than {self.depth_max}")
@@ -260,28 +265,28 @@ class SerialExecutor:
             raise too_many_calls(self.program)
         transaction.calls_left -= 1
 
-    def _roll_back(self, root: Entry, root_key: Key, first: Any) -> None:
+    def _roll_back(self, root: Binding, root_key: Key, first: Any) -> None:
         """`first` is the root's state before, if it got so far: its writes are not in the undo log."""
         transaction = self.transaction
-        for entry, key, before in reversed(transaction.undo):
-            entry.store(key, before)
-        if first is not NOWHERE and root.find(root_key) is not first:
-            root.store(root_key, first)
+        for binding, key, before in reversed(transaction.undo):
+            binding.table.put(key, before)
+        if first is not NOWHERE and root.table.get(root_key) is not first:
+            root.table.put(root_key, first)
         transaction.undo.clear()
         transaction.queue.clear()
         transaction.reset()
 
-    def _failure(self, error: BaseException, entry: Entry, key: Key) -> Failure:
+    def _failure(self, error: BaseException, binding: Binding, key: Key) -> Failure:
         if self.raised_in is not None:
-            (entry, key), self.raised_in = self.raised_in, None
+            (binding, key), self.raised_in = self.raised_in, None
         if self.transaction.needs is not None:  # it will not be seen
             error = Untracked()
         if self.transaction.doom is not None:  # the limit was reached first
-            error, entry, key = self.transaction.doom
-        return Failure(*describe(error), entry.name, key)
+            error, binding, key = self.transaction.doom
+        return Failure(*describe(error), binding.name, key)
 
 
-Walk = Generator[tuple[Entry, Key], None, Need | None]
+Walk = Generator[tuple[Binding, Key], None, Need | None]
 """A row that runs: yields the entities whose state it needs before it can continue."""
 
 
@@ -292,9 +297,9 @@ class Carried(BaseException):
         self.error = error
 
 
-def run_carefully(entry: Entry, args: Args) -> Any:
+def run_carefully(binding: Binding, args: Args) -> Any:
     try:
-        return entry.run(*args)
+        return binding.run(*args)
     except StopIteration as error:
         raise Carried(error) from None
 
@@ -302,32 +307,32 @@ def run_carefully(entry: Entry, args: Args) -> Any:
 class TrackedExecutor(SerialExecutor):
     """The same, one row at a time, with the path of every call. It can wait before any call."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, state: State, around: Callable[[Body], Body] | None = None) -> None:
         self.paths: list[bytes] = []  # of the calls in the queue
-        super().__init__(program)
+        super().__init__(program, state, around)
 
-    def _context(self, entry: Entry, path: bytes = b"") -> TrackedContext:
-        kind = TrackedContext if entry.operator.ttl_us is None else ExpiringTracked
-        return kind(self.program, self.transaction, entry, path, self.paths)
+    def _context(self, binding: Binding, path: bytes = b"") -> TrackedContext:
+        kind = TrackedContext if binding.operator.ttl_us is None else ExpiringTracked
+        return kind(self.bindings, self.transaction, binding, path, self.paths)
 
     def run_row(self, epoch: Epoch, root: int) -> Need | None:
         """Run the next row, where all state is known; `root` is the number of its function."""
         try:
-            entry, key = next(self.walk(epoch, self.program.numbered[root]))
+            binding, key = next(self.walk(epoch, self.bindings.by_number[root]))
         except StopIteration as end:
             need: Need | None = end.value
             return need
-        raise AssertionError(f"the state of {entry.name} of {shown(key)} is not known")
+        raise AssertionError(f"the state of {binding.name} of {shown(key)} is not known")
 
-    def walk(self, epoch: Epoch, entry: Entry) -> Walk:
-        """Run the next row; `entry` is its root's, in this executor's program."""
+    def walk(self, epoch: Epoch, binding: Binding) -> Walk:
+        """Run the next row; `binding` is its root's, of this executor."""
         transaction, row = self.transaction, len(epoch.results)
         transaction.epoch = epoch
-        key, context = epoch.keys[row], self._context(entry, order.ROOT)
+        key, context = epoch.keys[row], self._context(binding, order.ROOT)
         try:
             result = self.values.seal((yield from self._run_call(context, key, epoch.args[row])))
-            for at, (entry, key, args) in enumerate(transaction.queue):  # grows meanwhile
-                context = self._context(entry, self.paths[at])
+            for at, (binding, key, args) in enumerate(transaction.queue):  # grows meanwhile
+                context = self._context(binding, self.paths[at])
                 yield from self._run_call(context, key, args)
             if transaction.is_marked:
                 transaction.close()
@@ -336,9 +341,9 @@ class TrackedExecutor(SerialExecutor):
             epoch.results.append(result)
         except BaseException as error:
             raised = error.error if isinstance(error, Carried) else error
-            failure, needs = self._failure(raised, entry, key), transaction.needs
+            failure, needs = self._failure(raised, binding, key), transaction.needs
             self._retire(context)
-            self._roll_back(entry, key, NOWHERE)
+            self._roll_back(binding, key, NOWHERE)
             if needs is not None:
                 return needs  # type: ignore[no-any-return]
             epoch.failures[row] = failure
@@ -347,15 +352,15 @@ class TrackedExecutor(SerialExecutor):
             self.paths.clear()
         return None
 
-    def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Generator[tuple[Entry, Key], None, Any]:
-        entry = context._entry
-        if entry.lacks(key):
-            yield entry, key
-        entry.bind(context)
+    def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Generator[tuple[Binding, Key], None, Any]:
+        binding = context._binding
+        if binding.table.lacks(key):
+            yield binding, key
+        binding.bind(context)
         context.key = key
-        context._state = before = entry.find(key)
-        result = run_carefully(entry, args)
-        if not entry.is_plain:
+        context._state = before = binding.table.get(key)
+        result = run_carefully(binding, args)
+        if not binding.is_plain:
             try:
                 awaited = result.send(None)
             except StopIteration as stop:
@@ -367,7 +372,7 @@ class TrackedExecutor(SerialExecutor):
 
     def _follow(
         self, context: SerialContext, key: Key, before: Any, coroutine: Any, awaited: Any
-    ) -> Generator[tuple[Entry, Key], None, tuple[Any, Any]]:
+    ) -> Generator[tuple[Binding, Key], None, tuple[Any, Any]]:
         """Like `_drive`, but waits where a call's state is not known."""
         frames: list[tuple[SerialContext, Key, Any]] = []
         try:
@@ -376,13 +381,14 @@ class TrackedExecutor(SerialExecutor):
                 self._store(context, key, before)
                 self._keep_waiting(context)
                 frames.append((context, key, coroutine))
-                context, key, coroutine = awaited.entry.context, awaited.key, None
-                if awaited.entry.lacks(key):
-                    yield awaited.entry, key
-                context.key, before = key, awaited.entry.find(key)
-                context._state = before
-                answer = run_carefully(awaited.entry, awaited.args)
-                if not awaited.entry.is_plain:
+                binding, key, coroutine = awaited.binding, awaited.key, None
+                context = binding.context
+                if binding.table.lacks(key):
+                    yield binding, key
+                context.key = key
+                context._state = before = binding.table.get(key)
+                answer = run_carefully(binding, awaited.args)
+                if not binding.is_plain:
                     coroutine, answer = answer, None
                 while True:  # until the next await
                     if coroutine is not None:
@@ -396,7 +402,7 @@ class TrackedExecutor(SerialExecutor):
                     self._store(context, key, before)
                     answer = self.values.unseal(self.values.seal(answer))
                     context, key, coroutine = frames.pop()
-                    context._state = before = context._entry.find(key)
+                    context._state = before = context._binding.table.get(key)
         except BaseException:
             self._break_off(context, key, coroutine, frames)
             raise
@@ -404,7 +410,7 @@ class TrackedExecutor(SerialExecutor):
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         super()._check_await(context, awaited, depth)
         assert isinstance(context, TrackedContext)
-        awaited.entry.bind(self._context(awaited.entry, context.path_of_awaited()))
+        awaited.binding.bind(self._context(awaited.binding, context.path_of_awaited()))
 
 
 def describe(error: BaseException) -> tuple[str, str, str]:

@@ -25,15 +25,18 @@ from headrace.core import order
 from headrace.core.channel import Channels
 from headrace.core.epoch import Epoch
 from headrace.core.events import Received, SetTimer, WorkerEffect, WorkerEvent
+from headrace.core.executor import MakeExecutor
+from headrace.core.later.deferred import later_of
 from headrace.core.ordered.exchange import Caps, EpochPart
 from headrace.core.ordered.executor import OrderedExecutor
-from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering
+from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering, decree
 from headrace.core.ordered.prediction import Template, owners_of_predicted, read_templates
 from headrace.core.ordered.progress import Progress
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor
 from headrace.core.shares import add_share, split_share
+from headrace.core.state import State, entities_of
 from headrace.errors import BadMessage
 from headrace.model.app import App
 from headrace.wire.messages import (
@@ -42,7 +45,6 @@ from headrace.wire.messages import (
     Begin,
     Body,
     Changed,
-    Entities,
     Failure,
     Final,
     Gather,
@@ -63,7 +65,7 @@ from headrace.wire.messages import (
     in_parts,
     in_pieces,
 )
-from headrace.wire.values import MISSING, size_of
+from headrace.wire.values import size_of
 
 STRETCH_ROWS = frozenset((LendRequest, Installed, Lent))
 
@@ -86,19 +88,19 @@ class Worker(Gathering):
         app: App,
         config: Config,
         number: int,
-        like: Program | None = None,
+        program: Program | None = None,
         term: int = 1,
         caps: Caps = Caps(),
+        executor: MakeExecutor = SerialExecutor,
     ) -> None:
+        """`program` is the app, if it is compiled already. `executor` runs epochs that run here alone."""
         super().__init__()
-        self.caps = caps
-        self.app, self.config, self.me = app, config, number
-        self.program = self.like = Program(app, config, like)
+        self.caps, self.config, self.me, self.make = caps, config, number, executor
+        self.compiled = Program(app, config) if program is None else program.under(config)
         self.limits: dict[str, int] | None = None  # of the running epochs, if they differ from `config`
         self.channels = Channels(number, config)
         self.channels.term = term - 1  # so a `Begin` of an older term is dropped
-        self.serial = SerialExecutor(self.program)
-        self.ordered = OrderedExecutor(self.program, number)
+        self._start_over(self.compiled)
         self.mode = "serial"
         self.workers = 1
         self.predicted = self.rows_told = 0
@@ -149,24 +151,32 @@ class Worker(Gathering):
         self.channels.begin(term)
         self.ordered.let_all_go()
         self.limits = None
-        self._run_by(Program(self.app, self.config, self.like))
+        self._start_over(self.compiled)
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
         self.progress, self.early, self.runs_waiting = {}, {}, deque()
         self.stretch, self.predicted, self.rows_told = None, 0, 0
 
+    def _start_over(self, program: Program) -> None:
+        """Start without any state."""
+        self.state = State(program)
+        self.state.keep_deltas()
+        self.logged: list[str] = []  # operators whose changes are logged
+        self._run_by(program)
+
     def _run_by(self, program: Program) -> None:
-        self.program, self.serial, self.ordered = program, SerialExecutor(program), OrderedExecutor(program, self.me)
+        self.program = program
+        self.serial = self.make(program, self.state)
+        self.ordered = OrderedExecutor(program, self.state, self.me)
 
     def _run_under(self, limits: dict[str, int] | None) -> None:
         """Use the limits that the next epoch was logged with. No epoch is under way."""
         assert not self.ordered.parts, "the limits changed within an epoch"
         self.limits, before = limits, self.ordered
-        config = self.config if limits is None else dataclasses.replace(self.config, **limits)
-        self._run_by(Program(self.app, config, self.like if limits is None else None, over=self.program))
+        compiled = self.compiled
+        self._run_by(compiled if limits is None else compiled.under(dataclasses.replace(self.config, **limits)))
         self.ordered.workers = self.workers
         self.ordered.ran, self.ordered.repairs, self.ordered.waits = before.ran, before.repairs, before.waits
         self.ordered.place(before.shards)
-        (self.serial if self.mode == "serial" else self.ordered).bind()
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -182,12 +192,12 @@ class Worker(Gathering):
 
     def _begin(self, now_us: int, begin: Begin, effects: list[WorkerEffect]) -> None:
         for operator, key, state in begin.entities:
-            self.program.bases[operator][key] = state
+            self.state.tables[operator].states[key] = state
         self.workers = begin.workers
         self.ordered.workers = begin.workers
         self.ordered.place(ShardMap(begin.owners, begin.version))
-        self.program.seed = begin.seed
-        self.program.watch(begin.watched)
+        self.state.seed, self.logged = begin.seed, begin.watched
+        self.state.watch(begin.watched)
         self.is_ready = begin.is_last
         if self.is_ready:
             for epoch in [epoch for epoch, stash in self.early.items() if stash[0][1].lone is not None]:
@@ -206,14 +216,13 @@ class Worker(Gathering):
         if run.mode != self.mode:
             assert not self.ordered.parts, "the mode changed within an epoch"
             self.mode = run.mode
-            (self.serial if run.mode == "serial" else self.ordered).bind()
         progress = self.progress[run.epoch] = Progress(run, self.workers)
         progress.received[COORDINATOR] = 1
         if run.mode == "serial":
             self._run_serially(self._epoch_of(run), progress)
             return
         if run.predicted is not None:
-            self.ordered.predictions = read_templates(run.predicted, self.program.numbered)
+            self.ordered.predictions = read_templates(run.predicted, self.ordered.bindings.by_number)
         self.ordered.begin(self._pick(run, progress))
         if run.is_lone:
             progress.shares = {0}
@@ -222,7 +231,7 @@ class Worker(Gathering):
 
     def _epoch_of(self, run: Run) -> Epoch:
         epoch = Epoch(run.epoch, 0, 0)
-        entries = self.program.numbered
+        entries = self.program.entries
         count = len(run.keys)
         epoch.entries = (
             [entries[run.functions]] * count
@@ -230,9 +239,7 @@ class Worker(Gathering):
             else [entries[number] for number in run.functions]
         )
         epoch.keys, epoch.args, epoch.tids, epoch.closed_us = run.keys, run.args, range(*run.tids), run.time_us
-        for tid in run.poisoned:
-            at = epoch.tids.index(tid)
-            epoch.entries[at] = self.serial.decreed(epoch.entries[at], DECREE)
+        epoch.decreed = {row: decree(epoch, row) for row in map(epoch.tids.index, run.poisoned)}
         return epoch
 
     def _take_respond(self, now_us: int, respond: Respond, effects: list[WorkerEffect]) -> None:
@@ -259,15 +266,16 @@ class Worker(Gathering):
         missing = len(epoch) - len(epoch.results)
         failures = {epoch.tids[at]: failure for at, failure in epoch.failures.items()}
         progress.result = ([*epoch.results, *[None] * missing] if missing else epoch.results, failures)
-        progress.later = self.program.take_later() if need is None else []
-        progress.changes = self.program.take_changes() if need is None else {}
+        changes = self.state.take_changes() if need is None else {}
+        progress.later = later_of(changes, self.program)
+        progress.changes = {name: changes[name] for name in self.logged if name in changes}
 
     def _pick(self, run: Run, progress: Progress) -> EpochPart:
         """Find what starts here in an epoch: own roots, and predicted calls of other workers' roots."""
-        numbered, me, owner_of = self.program.numbered, self.me, self.ordered.shards.owner
+        numbered, me, owner_of = self.ordered.bindings.by_number, self.me, self.ordered.shards.owner
         tids = range(*run.tids)
         functions = run.functions
-        entries = (
+        bindings = (
             [numbered[functions]] * len(tids)
             if isinstance(functions, int)
             else [numbered[number] for number in functions]
@@ -277,8 +285,8 @@ class Worker(Gathering):
             owners = list(map(numbered[functions].owners.get, run.keys))
         if None in owners:
             owners = [
-                entry.owners.get(key) or owner_of(entry.operator, key)
-                for entry, key in zip(entries, run.keys, strict=True)
+                binding.owners.get(key) or owner_of(binding.operator, key)
+                for binding, key in zip(bindings, run.keys, strict=True)
             ]
         predictions = {} if run.is_lone else self.ordered.predictions
         part = EpochPart(run.epoch, tids, owners, predictions, run.time_us, self.caps)
@@ -288,23 +296,24 @@ class Worker(Gathering):
         rows, mine, root = part.rows, progress.mine, order.ROOT  # mine: TIDs of own roots
         wheres: Iterable[int | None] = repeat(None if predictions else 0)  # the worker of a root's predicted call
         simple: Template | None = None
-        if isinstance(functions, int) and entries[0] in predictions:
-            simple = predictions[entries[0]][0]
-            wheres = owners_of_predicted(predictions[entries[0]], run.args) or wheres
-        for tid, entry, key, args, owner, where in zip(tids, entries, run.keys, run.args, owners, wheres, strict=False):
+        if isinstance(functions, int) and bindings[0] in predictions:
+            simple = predictions[bindings[0]][0]
+            wheres = owners_of_predicted(predictions[bindings[0]], run.args) or wheres
+        columns = zip(tids, bindings, run.keys, run.args, owners, wheres, strict=False)
+        for tid, binding, key, args, owner, where in columns:
             if owner == me:
                 mine.append(tid)
                 if where == me:
                     part.unpredicted.add(tid)
                 if not special or tid not in special:
-                    rows.append((tid, root, entry, key, args))
+                    rows.append((tid, root, binding, key, args))
                 elif tid in poisoned:
-                    rows.append((tid, root, self.ordered.decreed(entry, DECREE), key, args))
+                    rows.append((tid, root, self.ordered.decreed(binding, DECREE), key, args))
             elif where == me and (not special or tid not in special):
                 rows.append((tid, *simple.at(owner, args)))  # type: ignore[union-attr]
                 self.predicted += 1
             elif where is None and (not special or tid not in special):
-                for template in predictions.get(entry, ()):
+                for template in predictions.get(binding, ()):
                     call = template.fill(key, args)
                     if call is not None:
                         _, called, target, given = call
@@ -322,7 +331,7 @@ class Worker(Gathering):
         for row in traffic.rows:
             if row.tid not in tids:
                 raise BadMessage(f"worker {source} speaks of TID {row.tid} in epoch {traffic.epoch}, where it is not")
-            if isinstance(row, Made) and not 0 <= row.function < len(self.program.numbered):
+            if isinstance(row, Made) and not 0 <= row.function < len(self.program.entries):
                 raise BadMessage(f"worker {source} calls function number {row.function}: there is none")
             if isinstance(row, AnsweredAll) and not (
                 len(row.tids) == len(row.results) and all(map(tids.__contains__, row.tids))
@@ -341,7 +350,6 @@ class Worker(Gathering):
             progress.shares = set()
             if self.mode != "ordered":
                 self.mode = "ordered"
-                self.ordered.bind()
             self.ordered.begin(part)
         if progress is None:
             self.early.setdefault(traffic.epoch, []).append((source, traffic))
@@ -368,23 +376,16 @@ class Worker(Gathering):
         changes = self.progress.pop(epoch).changes
         part = self.ordered.parts.get(epoch)
         if part is not None:
-            changes = self.ordered.changes_of(part)
+            changes = self.ordered.changes_of(part, self.logged)
             self.ordered.finish(part)
-            self.program.forget_later(self.ordered.chains)
-        if self.program.watched:
+        if self.logged:
             columns = [(name, *changed) for name, changed in changes.items()]
             for each, is_last in changes_in_parts(columns, self.config.entities_per_frame_max):
                 effects.append(self.channels.send(now_us, COORDINATOR, Changed(epoch, each, is_last)))
 
     def _show(self, now_us: int, show: Show, effects: list[WorkerEffect]) -> None:
-        program = self.program
-        wanted: Entities = program.take_written() if show.is_delta else []
-        for operator in () if show.is_delta else program.tables:
-            if show.operator is None or show.operator == operator:
-                if show.key is None:
-                    wanted += [(operator, key, state) for key, state in program.items(operator)]
-                elif (state := program.state(operator, show.key)) is not MISSING:
-                    wanted.append((operator, show.key, state))
+        state = self.state
+        wanted = entities_of(state.take_delta()) if show.is_delta else state.select(show.operator, show.key)
         for entities, is_last in in_parts(wanted, self.config.entities_per_frame_max):
             effects.append(self.channels.send(now_us, COORDINATOR, Shown(show.token, entities, is_last)))
 
@@ -453,8 +454,7 @@ class Worker(Gathering):
                         failures[tid] = part.failures[tid][min(part.failures[tid])]
                     if tid in part.failures or tid in part.suspects:
                         results[at] = None
-            end = part.tids[-1] + 1
-            progress.later = self.program.show_later(lambda name, key: self._state_below((name, key), end))
+            progress.later = later_of(self.ordered.changes_of(part, self.program.deferring), self.program)
         ordered = self.ordered
         stats = {
             "ran": ordered.ran + (0 if self.stretch is None else self.stretch.executor.ran),

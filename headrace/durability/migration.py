@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.config import Config
-from headrace.core.program import Table, values_of
+from headrace.core.program import values_of
+from headrace.core.state import States
 from headrace.errors import AppChanged
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, needs_migration
@@ -13,7 +14,7 @@ from headrace.model.operator import RESERVED
 from headrace.wire.values import RECORD, Values, is_wrapped, shown, wrap, written_us
 
 
-def migrate(tables: dict[str, Table], old: Fingerprint, new: Fingerprint, app: App, now_us: int) -> dict[str, Table]:
+def migrate(tables: dict[str, States], old: Fingerprint, new: Fingerprint, app: App, now_us: int) -> dict[str, States]:
     """The state for changed code, at the log's time: the states of each operator whose type changed go through its
     `migrate`; if an operator gets a time to live, it starts now."""
     needed = [name for name in needs_migration(old, new) if tables.get(name)]

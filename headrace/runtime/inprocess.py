@@ -56,7 +56,7 @@ class Runtime(Driver):
             "aborted": engine.aborted,
             "pending": self._pending,
             **self._journal_metrics(),
-            "entities": {name: engine.program.count(name) for name in self.app.operators},
+            "entities": {name: len(engine.state.tables[name]) for name in self.app.operators},
         }
 
     def _serve_once(self) -> bool:

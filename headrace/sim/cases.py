@@ -171,13 +171,13 @@ class TooMuch(Exception):
 class CountedFleet(Fleet):
     """Counts events, and checks that no node asks for a timer in the past without work to do."""
 
-    def __init__(self, case: Case, like: Program, interpreter: Interpreter, runs_max: int) -> None:
+    def __init__(self, case: Case, program: Program, interpreter: Interpreter, runs_max: int) -> None:
         self.interpreter, self.runs_max, self.caps = interpreter, runs_max, case.caps
         self.may_resend = case.losses > 0  # else none gets lost: a node that resends waits for one that never comes
         self.told: dict[tuple[int, int, int], int] = {}  # the highest number sent, by term and link
         self.told_in_all = self.events = 0
         choose = SCHEDULES[case.schedule](case.rng("schedule"))
-        super().__init__(like.app, case.config, case.workers, "ordered", choose, like)
+        super().__init__(program.app, case.config, case.workers, "ordered", choose, program)
 
     def deliver(self) -> bool:
         self.events += 1

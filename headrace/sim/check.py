@@ -212,9 +212,9 @@ def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
         ):
             if left:
                 wrong.append(f"worker {number} has left over {name}: {left!r}")
-        for name, table in worker.program.tables.items():
+        for name, table in worker.state.tables.items():
             operator = worker.program.app.operators.get(name, BUILT_IN)
-            strays = [key for key in table if coordinator.shards.owner(operator, key) != number]
+            strays = [key for key, _ in table.items() if coordinator.shards.owner(operator, key) != number]
             if strays:
                 wrong.append(f"worker {number} holds {name} {strays!r}, which belong to others")
     return wrong

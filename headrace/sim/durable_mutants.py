@@ -11,10 +11,10 @@ from headrace.core import (
     events,
     journal,
     log_records,
-    program,
     restore,
     sequencing,
     source_batches,
+    state,
 )
 from headrace.core.later import deferred
 from headrace.core.ordered import executor
@@ -77,18 +77,17 @@ def reads_unchecked(right: Any) -> Any:
 class Alias(dict[str, Any]):
     """Changes whose states are read when they are written, not when they were made."""
 
-    def __init__(self, changed: dict[str, Any], program: Any) -> None:
+    def __init__(self, changed: dict[str, Any], tables: Any) -> None:
         super().__init__(changed)
-        self.program = program
+        self.tables = tables
 
     def items(self) -> Any:
-        state = self.program.state
-        return [(name, {key: state(name, key) for key in table}) for name, table in super().items()]
+        return [(name, {key: self.tables[name].get(key) for key in delta}) for name, delta in super().items()]
 
 
 def aliases_the_snapshot(right: Any) -> Any:
     def take_snapshot(self: Any, now_us: int, changed: Any) -> None:
-        right(self, now_us, Alias(changed, self.program) if isinstance(changed, dict) else changed)
+        right(self, now_us, Alias(changed, self.state.tables) if isinstance(changed, dict) else changed)
 
     return take_snapshot
 
@@ -369,7 +368,7 @@ def looks_too_late(right: Any) -> Any:
     def take(self: Any) -> Any:
         found = right(self)
         return {
-            name: changed._replace(befores=[self.state(name, key) for key in changed.keys])
+            name: changed._replace(befores=[self.tables[name].get(key) for key in changed.keys])
             for name, changed in found.items()
         }
 
@@ -412,7 +411,7 @@ DURABLE_MUTANTS = (
     ),
     Mutant("the changelog holds what was undone", executor.OrderedExecutor, "changes_of", logs_what_aborted, 16),
     Mutant("changes are kept before all were told", coordinator.Coordinator, "_expect_changes", hears_one_less, 3),
-    Mutant("changes begin with what they ended with", program.Program, "take_changes", looks_too_late, 2),
+    Mutant("changes begin with what they ended with", state.State, "take_changes", looks_too_late, 2),
     Mutant("a changelog hides that it was off", changelog.ChangeWriter, "start", leaps_over_gaps, 26),
     Mutant("the log has no fence", log.Log, "_check_fence", never_looks, 4),
     Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends),

@@ -12,8 +12,10 @@ from typing import Any
 from headrace.config import Config
 from headrace.core.coordinator import Coordinator, on_workers
 from headrace.core.events import Received, Send, SetTimer, Start, Stop, Tick
+from headrace.core.executor import MakeExecutor
 from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program
+from headrace.core.serial import SerialExecutor
 from headrace.core.worker import Worker
 from headrace.model.app import App
 from headrace.wire.codec import decode_frame, encode
@@ -22,7 +24,8 @@ Choose = Callable[[list[Any]], Any]
 
 
 class Fleet:
-    caps = Caps()  # of its workers
+    caps = Caps()  # of its workers,
+    executor: MakeExecutor = SerialExecutor  # for epochs that one of them runs alone
 
     def __init__(
         self,
@@ -31,11 +34,11 @@ class Fleet:
         workers: int = 2,
         mode: str = "auto",
         choose: Choose = lambda ready: ready[0],
-        like: Program | None = None,
+        program: Program | None = None,
     ) -> None:
-        """`like` is a program of the same app with the same limits of values: with it, a fleet starts faster."""
+        """`program` is the app, if it is compiled already: then a fleet starts faster."""
         self.app, self.config, self.choose = app, config or Config(), choose
-        self.engine = on_workers(app, self.config, workers, mode, like=like)
+        self.engine = on_workers(app, self.config, workers, mode, program=program)
         assert isinstance(self.engine.backend, Coordinator)
         self.coordinator = self.engine.backend
         self.workers: dict[int, Worker] = {}
@@ -93,7 +96,13 @@ class Fleet:
                 self.timers[node] = effect.at_us
             elif isinstance(effect, Start):
                 self.workers[effect.worker] = Worker(
-                    self.app, self.config, effect.worker, self.coordinator.program, effect.term, self.caps
+                    self.app,
+                    self.config,
+                    effect.worker,
+                    self.coordinator.program,
+                    effect.term,
+                    self.caps,
+                    self.executor,
                 )
                 self.timers.pop(effect.worker, None)
             elif isinstance(effect, Stop):

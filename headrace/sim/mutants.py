@@ -394,10 +394,10 @@ def fails_at_two_places(right: Any) -> Any:
 def predicts_twins(right: Any) -> Any:
     """A call with arguments that only equal the predicted ones is taken for what was predicted."""
 
-    def gives(self: prediction.Template, key: Any, args: Any, entry: Any, target: Any, given: Any) -> bool:
-        if bool(right(self, key, args, entry, target, given)):
+    def gives(self: prediction.Template, key: Any, args: Any, binding: Any, target: Any, given: Any) -> bool:
+        if bool(right(self, key, args, binding, target, given)):
             return True
-        made = self.fill(key, args) if entry is self.entry and not self.is_awaited else None
+        made = self.fill(key, args) if binding is self.binding and not self.is_awaited else None
         return made is not None and made[2] is target and made[3] == given
 
     return gives

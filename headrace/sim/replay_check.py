@@ -34,7 +34,7 @@ def check_replay(app: App, config: Config, seed: int, records: dict[int, Promise
     if engine.backlog:
         return [f"the log does not run to its end from its beginning: {len(engine.backlog)} are left"]
     values = engine.program.values
-    found = {(name, key): canonical(sealed, values) for name, key, sealed in engine.select(None, None)}
+    found = {(name, key): canonical(sealed, values) for name, key, sealed in engine.state.select()}
     expected = last.encoded(values)
     differing = sorted((e for e in {*found, *expected} if found.get(e) != expected.get(e)), key=repr)
     texts = [f"{e}: {found.get(e)!r}, not {expected.get(e)!r}" for e in differing[:4]]

@@ -318,7 +318,7 @@ class World:
         number, process = effect.worker, node.process
         self._dismiss(process, number)
         process.incarnations[number] += 1
-        core = Worker(self.workload.app, process.config, number, like=process.core.program, term=effect.term)
+        core = Worker(self.workload.app, process.config, number, program=process.core.program, term=effect.term)
         fresh = process.workers[number] = SimNode(process, number, process.incarnations[number], core, self.new_clock())
         self.on_start(fresh)
         return b"%d" % number

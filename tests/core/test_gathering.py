@@ -142,5 +142,5 @@ def test_what_is_lent_and_given_back_travels_in_messages_of_bounded_size(monkeyp
     assert max(sizes) < 30_000
     stretches = [worker.stretch for worker in cluster.workers.values() if worker.stretch is not None]
     assert stretches
-    assert not any(table for stretch in stretches for table in stretch.program.bases.values())
+    assert not any(len(table) for stretch in stretches for table in stretch.tables.values())
     assert exactly(cluster.state()) == exactly(state)

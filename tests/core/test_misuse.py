@@ -200,7 +200,7 @@ def test_a_function_touches_only_its_own_entity_whatever_it_does_to_its_context(
 
     shop.deed = masquerade
     driver = Driver(app)
-    driver.core.program.tables["plain"]["other"] = 5
+    driver.core.state.tables["plain"].load({"other": 5})
     driver.call_at(1, "deed", act_async, "own")
     assert driver.state()["plain", "other"] == 5
 

@@ -113,7 +113,7 @@ def test_a_load_that_is_cut_short_anywhere_has_happened_or_not(tmp_path: Path, i
         replay = StoreReader(
             where, app
         ).replay()  # from whatever snapshot it begins, it meets the load or begins behind it
-        assert dict(replay.engine.program.items("account")) == state | {45: state[45] + 100}
+        assert dict(replay.engine.state.tables["account"].items()) == state | {45: state[45] + 100}
         shutil.rmtree(where)
         if not is_cut:
             break

@@ -16,14 +16,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Iterable
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.epoch_changes import Changes
 from headrace.core.events import Perform, Responded
 from headrace.core.later.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
 from headrace.core.program import Program
 from headrace.core.signature import Args
+from headrace.core.state import State
 from headrace.errors import BadRequest
 from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Failure
@@ -33,6 +36,20 @@ ChangedLater = list[tuple[Any, Any]]
 """Ids of `headrace` with their sealed state; and (operator, key) of expiring entities with the time of the write."""
 
 ROWS_MAX = 500  # added at a time
+
+
+def later_of(changes: Changes, program: Program) -> ChangedLater:
+    """The changes of an epoch that make something happen later."""
+    later: ChangedLater = []
+    for name in program.deferring:
+        if name in changes:
+            keys, _, afters = changes[name]
+            if name == BUILT_IN.name:
+                later += zip(keys, afters, strict=True)
+            else:
+                times = [state if state is MISSING else written_us(state) for state in afters]
+                later += zip(zip(repeat(name), keys), times, strict=True)
+    return later
 
 
 class ExpiryQueue:
@@ -210,9 +227,9 @@ class Deferred:
     def describe(self) -> dict[str, Any]:
         return {"spent": dict(self.spent)}  # as they are now
 
-    def restore(self, described: dict[str, Any]) -> None:
-        """Call this when the state is that of the snapshot."""
+    def restore(self, described: dict[str, Any], state: State) -> None:
+        """`state` is that of the snapshot."""
         self.spent = dict(described.get("spent", {}))
-        self.note(self.program.items(BUILT_IN.name), 0)
+        self.note(state.tables[BUILT_IN.name].items(), 0)
         for name, queue in self.expiring.items():
-            queue.restore((written_us(sealed), key) for key, sealed in self.program.items(name))
+            queue.restore((written_us(sealed), key) for key, sealed in state.tables[name].items())

@@ -19,7 +19,7 @@ class Expiring(SerialContext):
     __slots__ = ()
 
     def _is_there(self) -> bool:
-        ttl_us = self._entry.operator.ttl_us
+        ttl_us = self._binding.operator.ttl_us
         assert ttl_us is not None
         return self._state is not MISSING and self._now_us < written_us(self._state) + ttl_us
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.bindings import Binding
 from headrace.core.program import Entry
 from headrace.core.signature import Args
+from headrace.core.state import Table
 from headrace.wire.messages import Failure
 from headrace.wire.values import Key, same
 
@@ -30,6 +32,18 @@ order_of = attrgetter("order")
 
 NOT_YET: Any = object()  # no result yet
 NOTHING: Any = MappingProxyType({})  # an empty dict, which most records never replace
+
+
+class OrderedBinding(Binding):
+    """A function as the ordered mode runs it."""
+
+    __slots__ = ("chains", "lessons", "owners")
+
+    def __init__(self, entry: Entry, table: Table, chains: dict[Key, Any]) -> None:
+        super().__init__(entry, table)
+        self.chains = chains  # of the operator's entities
+        self.owners: dict[Key, int] = {}  # the known workers of its keys
+        self.lessons: Any = None  # what is being learned about its calls
 
 
 Caller = tuple[int, int, int, int]
@@ -43,7 +57,7 @@ class Call(msgspec.Struct, eq=False):
     are those of a call that ran in its turn and is done."""
 
     order: Order
-    entry: Entry
+    binding: OrderedBinding
     key: Key
     args: Args
     seen: Any = None  # the entity's sealed state before
@@ -67,9 +81,9 @@ class Call(msgspec.Struct, eq=False):
         return self
 
 
-def new_call(order: Order, entry: Entry, key: Key, args: Args) -> Call:
+def new_call(order: Order, binding: OrderedBinding, key: Key, args: Args) -> Call:
     """A call that has not run and is not in a chain."""
-    return Call(order, entry, key, args, is_linked=False, must_run=True)
+    return Call(order, binding, key, args, is_linked=False, must_run=True)
 
 
 class Continuation(msgspec.Struct, eq=False):
@@ -87,7 +101,7 @@ class Continuation(msgspec.Struct, eq=False):
 
 
 Record = Call | Continuation
-Made = tuple[bool, Entry, Key, Args]  # is it awaited?
+Made = tuple[bool, OrderedBinding, Key, Args]  # is it awaited?
 
 
 class AwaitFrame(msgspec.Struct, eq=False):
@@ -117,9 +131,9 @@ class AwaitFrame(msgspec.Struct, eq=False):
 
 def chain_of(call: Call) -> Chain:
     """The chain of a call's entity, which holds it. (A single record is stored without a list.)"""
-    chain = call.entry.chains[call.key]
+    chain = call.binding.chains[call.key]
     if type(chain) is not list:
-        chain = call.entry.chains[call.key] = [chain.seen, chain]
+        chain = call.binding.chains[call.key] = [chain.seen, chain]
     return chain
 
 

@@ -19,12 +19,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from headrace.core import order
+from headrace.core.bindings import Bindings
 from headrace.core.ordered.chains import (
     NOT_YET,
     PREDICTED,
     Call,
     Caller,
     Made,
+    OrderedBinding,
     Record,
     new_call,
     same_call,
@@ -32,7 +34,7 @@ from headrace.core.ordered.chains import (
 )
 from headrace.core.ordered.prediction import Predictions
 from headrace.core.placement import ShardMap
-from headrace.core.program import Entry, Program
+from headrace.core.program import Program
 from headrace.core.signature import Args
 from headrace.wire import messages as wire
 from headrace.wire.messages import (
@@ -60,7 +62,7 @@ class Caps(NamedTuple):
 
 
 NOBODY: Caller = (0, 0, 0, 0)
-Turn = tuple[int, bytes, Entry, Key, Args]  # TID, place, and the call
+Turn = tuple[int, bytes, OrderedBinding, Key, Args]  # TID, place, and the call
 
 
 class EpochPart:
@@ -107,6 +109,7 @@ class EpochPart:
 
 class Exchange(ABC):
     program: Program
+    bindings: Bindings[OrderedBinding]
     me: int
     workers: int
     shards: ShardMap
@@ -226,11 +229,11 @@ class Exchange(ABC):
         elif len(made) == size and call.frame is not None and call.frame.awaited.bit_count() == size:
             return  # all were awaited
         n = 0
-        for entry, key, args, *is_awaited in queue:
+        for binding, key, args, *is_awaited in queue:
             n += 1
             if is_awaited:
                 continue
-            wanted = (False, entry, key, args)
+            wanted = (False, binding, key, args)
             old = made.get(n)
             if old is None:
                 made[n] = wanted
@@ -250,19 +253,19 @@ class Exchange(ABC):
     def _make(self, part: EpochPart, call: Call, n: int, made: Made) -> Call | None:
         """Make a call, or make it again with other arguments. Returns it if it is for this worker."""
         tid, place = call.order
-        is_awaited, entry, key, args = made
-        worker = self._owner(entry, key)
+        is_awaited, binding, key, args = made
+        worker = self._owner(binding, key)
         at, caller = order.sent(place, n, self.me) if not is_awaited else order.awaited(place, n, self.me), None
         if is_awaited:
             caller = self._caller(call, n)
         if worker == self.me:
-            return self.arrive(part, tid, at, entry, key, args, caller)
+            return self.arrive(part, tid, at, binding, key, args, caller)
         if tid not in part.spread:
             part.spread.add(tid)
             if tid in self.aborted and part.owner(tid) == self.me:
                 self._tell_all(part, TransactionAborted(tid))
         _, size, depth, attempt = caller or NOBODY
-        self.tell(part, worker, wire.Made(tid, at, entry.number, key, args, size, depth, attempt))
+        self.tell(part, worker, wire.Made(tid, at, binding.number, key, args, size, depth, attempt))
         return None
 
     def _caller(self, call: Call, n: int) -> Caller:
@@ -276,16 +279,16 @@ class Exchange(ABC):
         self.attempts += 1
         return self.attempts
 
-    def _owner(self, entry: Entry, key: Key) -> int:
-        return entry.owners.get(key) or self.shards.owner(entry.operator, key)
+    def _owner(self, binding: OrderedBinding, key: Key) -> int:
+        return binding.owners.get(key) or self.shards.owner(binding.operator, key)
 
     def _cancel(self, part: EpochPart, call: Call, n: int, made: Made) -> None:
         tid, place = call.order
-        is_awaited, entry, key, _ = made
+        is_awaited, binding, key, _ = made
         if is_awaited and call.frame is not None:
             call.frame.renew(n, self._new_attempt())
         at = order.awaited(place, n, self.me) if is_awaited else order.sent(place, n, self.me)
-        worker = self._owner(entry, key)
+        worker = self._owner(binding, key)
         if worker == self.me:
             self.cancel(part, tid, at)
         else:
@@ -296,7 +299,7 @@ class Exchange(ABC):
         part: EpochPart,
         tid: int,
         place: bytes,
-        entry: Entry,
+        binding: OrderedBinding,
         key: Key,
         args: Args,
         caller: Caller | None,
@@ -304,20 +307,20 @@ class Exchange(ABC):
         """A call for one of this worker's entities: a new one, or one that replaces the call at its place. Returns it
         if it must run."""
         if tid in part.suspects:
-            part.touched.setdefault(tid, set()).add((entry.operator.name, key))
+            part.touched.setdefault(tid, set()).add((binding.operator.name, key))
             return None
         if part.predictions and part.at < len(part.rows):
             part.overruled.add((tid, place))  # if it was predicted and has not started
         calls = self.calls_of(part, tid)
         call = calls.get(place)
         if call is not None:
-            if call.entry is entry and type(call.key) is type(key) and call.key == key:
+            if call.binding is binding and type(call.key) is type(key) and call.key == key:
                 call.args, call.caller = args, caller
                 call.answered, call.must_run = NOT_YET, True
                 return call
             self._drop(part, call)
             self._count_vain(part, tid)
-        call = new_call((tid, place), entry, key, args)
+        call = new_call((tid, place), binding, key, args)
         call.caller = caller
         calls[place] = call
         if len(calls) == 1:
@@ -442,13 +445,13 @@ class Exchange(ABC):
 
     def hear(self, part: EpochPart, source: int, rows: Sequence[Rows]) -> None:
         """Take rows from another worker."""
-        entries = self.program.numbered
+        bindings = self.bindings.by_number
         for row in rows:
             tid = row.tid
             if isinstance(row, wire.Made):
-                size, entry = row.caller_size, entries[row.function]
+                size, binding = row.caller_size, bindings[row.function]
                 caller = (source, size, row.depth, row.attempt) if size else None
-                self._later(self.arrive(part, tid, row.place, entry, row.key, row.args, caller))
+                self._later(self.arrive(part, tid, row.place, binding, row.key, row.args, caller))
             elif isinstance(row, Answered):
                 call = self.answered(part, tid, row.place, row.number, row.attempt, row.result)
                 if call is not None:
@@ -483,7 +486,7 @@ class Exchange(ABC):
 
 def by_number(queue: list[Any]) -> dict[int, Made]:
     """Queued one-way calls, by number."""
-    return {n: (False, entry, key, args) for n, (entry, key, args) in enumerate(queue, start=1)}
+    return {n: (False, binding, key, args) for n, (binding, key, args) in enumerate(queue, start=1)}
 
 
 def same_failure(one: Failure, other: Failure) -> bool:

@@ -22,17 +22,28 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.core import order
 from headrace.core.epoch_changes import Changes, OperatorChanges
-from headrace.core.ordered.chains import NOT_YET, PREDICTED, AwaitFrame, Call, Caller, locate, new_call, value_before
+from headrace.core.ordered.chains import (
+    NOT_YET,
+    PREDICTED,
+    AwaitFrame,
+    Call,
+    Caller,
+    OrderedBinding,
+    locate,
+    new_call,
+    value_before,
+)
 from headrace.core.ordered.exchange import EpochPart, Turn
 from headrace.core.ordered.prediction import Lessons, Predictions
 from headrace.core.ordered.repair import Repair
 from headrace.core.placement import ShardMap
 from headrace.core.program import Entry, Program
+from headrace.core.state import State, Table
 from headrace.wire.messages import AnsweredAll
 from headrace.wire.values import HIGH, LOW, MISSING, Key
 
@@ -46,35 +57,35 @@ def sent_by_root(worker: int) -> list[bytes]:
 class OrderedExecutor(Repair):
     """Runs a worker's part of the epochs that are not final."""
 
-    def __init__(self, program: Program, me: int) -> None:
-        super().__init__(program, me)
+    def __init__(self, program: Program, state: State, me: int) -> None:
+        super().__init__(program, state, me)
         self.parts: dict[int, EpochPart] = {}  # in order
         self.predictions: Predictions = {}
         self.sent_by_root = sent_by_root(me)
 
     def place(self, shards: ShardMap) -> None:
         self.shards = shards
-        for entry in self.program.entries:
-            entry.owners = shards.cache_of(entry.operator)
+        for binding in self.bindings.by_number:
+            binding.owners = shards.cache_of(binding.operator)
 
-    def bind(self) -> None:
-        """Take over the program's functions from the other mode."""
-        self.program.watch_epochs(False)
-        for entry in self.program.entries:
-            entry.bind(self._context(entry))
-            entry.chains = self.chains[entry.operator]
-            if entry.sealed is not entry and entry.lessons is None and entry not in self.predictions:
-                entry.lessons = Lessons(self.program.config.predict_after_runs)
+    def _bind(self, entry: Entry, table: Table) -> OrderedBinding:
+        binding = super()._bind(entry, table)
+        if entry.sealed is not entry:
+            binding.lessons = Lessons(self.program.config.predict_after_runs)
+        return binding
 
-    def decreed(self, entry: Entry, why: str) -> Entry:
-        """The entry for a transaction that aborts by decree."""
-        entry = entry.decreed(why)
-        entry.bind(self._context(entry))
-        return entry
+    def decreed(self, binding: OrderedBinding, why: str) -> OrderedBinding:
+        """The binding for a transaction that aborts by decree."""
+        fails = OrderedBinding(binding.entry, binding.table, binding.chains)
+        fails.owners = binding.owners
+        fails.decree(why)
+        fails.bind(self._context(fails))
+        return fails
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def begin(self, part: EpochPart) -> None:
+        self.bindings.refresh()
         self.parts[part.number] = part
 
     def work(self, budget: int) -> None:
@@ -123,26 +134,26 @@ class OrderedExecutor(Repair):
 
     def _run_row(self, part: EpochPart, row: Turn) -> list[Turn]:
         """Run a row. Returns its calls here, which are next."""
-        tid, place, entry, key, args = row
+        tid, place, binding, key, args = row
         if part.suspects and tid in part.suspects:
             return []  # it will be gathered
         if part.overruled and (tid, place) in part.overruled and place is not order.ROOT:
             return []
-        call = self._run_in_turn(part, tid, place, entry, key, args)
+        call = self._run_in_turn(part, tid, place, binding, key, args)
         if call is None:
             self._start(part, row)
         elif call.frame is None and call.failure is None:
             transaction = self.transaction
             if place[0] == 1 and place is not order.ROOT:  # predicted and awaited
-                if transaction.queue or transaction.is_marked or entry.lessons is not None:
+                if transaction.queue or transaction.is_marked or binding.lessons is not None:
                     self._complete(part, call, call.result)
                 else:
                     call.answered = call.result
                     self._answer_predicted(part, call)
                 return []
-            if entry.lessons is not None or transaction.is_marked:
+            if binding.lessons is not None or transaction.is_marked:
                 self._returned(part, call)
-            if transaction.queue or (place is order.ROOT and entry in part.predictions):
+            if transaction.queue or (place is order.ROOT and binding in part.predictions):
                 return self._send_on(part, call)
         return []
 
@@ -160,11 +171,18 @@ class OrderedExecutor(Repair):
         column.results.append(call.result)
 
     def _run_in_turn(
-        self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
+        self,
+        part: EpochPart,
+        tid: int,
+        place: bytes,
+        binding: OrderedBinding,
+        key: Key,
+        args: Any,
+        caller: Caller | None = None,
     ) -> Call | None:
         """The hot path: run a call if it is the last of its chain; else do nothing and return None. A call without
         failure and frame has just returned; this method's caller handles the consequences."""
-        chains = entry.chains
+        chains = binding.chains
         chain = chains.get(key)
         if chain is not None:
             last = (chain[-1] if type(chain) is list else chain).order
@@ -172,22 +190,19 @@ class OrderedExecutor(Repair):
                 return None
         if tid in self.aborted:
             return None
-        table, context, transaction = entry.table, entry.context, self.transaction
+        states, context, transaction = binding.states, binding.context, self.transaction
         if transaction.is_marked:
             transaction.reset()
         transaction.queue.clear()
         context.key, context._order = key, (at := (tid, place))
-        before = table.get(key)
-        if before is None:
-            before = entry.find(key)
-        context._state = before
+        context._state = before = states.get(key, MISSING)
         context._read, context._deltas = False, ()
         self.running = tid
         self.ran += 1
         coroutine, is_waiting, awaited = None, False, None
         try:
-            result = entry.run(*args)
-            if not entry.is_plain:
+            result = binding.run(*args)
+            if not binding.is_plain:
                 coroutine = result
                 try:
                     awaited = coroutine.send(None)
@@ -198,14 +213,14 @@ class OrderedExecutor(Repair):
             if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # it is used
                 result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
         except BaseException as error:
-            call = self._registered(part, tid, place, entry, key, args)
+            call = self._registered(part, tid, place, binding, key, args)
             self._expect(part, call, caller)
             self._link(call, call)
             call.must_run = False
             self._fail(part, call, 0, before, error, context, None)
             return call
         state = context._state
-        call = Call(at, entry, key, args, before, state, context._read, result)
+        call = Call(at, binding, key, args, before, state, context._read, result)
         if chain is None:
             chains[key] = call
         elif type(chain) is list:
@@ -213,12 +228,12 @@ class OrderedExecutor(Repair):
         else:
             chains[key] = [chain.seen, chain, call]
         if state is not before:
-            if entry.written is not None:
-                entry.written[key] = state
+            if binding.written is not None:
+                binding.written[key] = state
             if state is MISSING:
-                entry.store(key, state)
+                states.pop(key, None)
             else:
-                table[key] = state
+                states[key] = state
         if not context._read:
             deltas = context._deltas
             if deltas:
@@ -246,8 +261,8 @@ class OrderedExecutor(Repair):
 
     def _returned(self, part: EpochPart, call: Call) -> None:
         """Note what is needed of a call that ran in its turn and returned."""
-        if call.entry.lessons is not None:
-            self._learn(call.entry, call.key, call.args, self.transaction.queue)
+        if call.binding.lessons is not None:
+            self._learn(call.binding, call.key, call.args, self.transaction.queue)
         if self.transaction.is_marked:
             self._count_marks(part, call.order[0], self.transaction)
 
@@ -263,12 +278,12 @@ class OrderedExecutor(Repair):
 
     def _predict(self, part: EpochPart, call: Call) -> None:
         """A root's calls that other workers run by prediction count as made."""
-        for template in part.predictions.get(call.entry, ()):
+        for template in part.predictions.get(call.binding, ()):
             made = template.fill(call.key, call.args)
             if made is None:
                 continue
-            is_awaited, entry, key, _ = made
-            if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) != self.me:
+            is_awaited, binding, key, _ = made
+            if (binding.owners.get(key) or self.shards.owner(binding.operator, key)) != self.me:
                 n = template.n
                 if call.made is None:
                     call.made = {n: made}
@@ -282,13 +297,13 @@ class OrderedExecutor(Repair):
                         if early is not None and n in early:
                             call.frame.answers[n] = early[n]
 
-    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+    def _learn(self, binding: OrderedBinding, key: Key, args: Any, queue: list[Any]) -> None:
         made = [(bool(is_awaited), called, to, given) for called, to, given, *is_awaited in queue]
-        verdict = entry.lessons.note(key, args, made)
+        verdict = binding.lessons.note(key, args, made)
         if verdict is not None:
             if verdict:
-                self.learned += entry.lessons.templates(entry)
-            entry.lessons = None
+                self.learned += binding.lessons.templates(binding)
+            binding.lessons = None
 
     def _send_on(self, part: EpochPart, call: Call) -> list[Turn]:
         """Handle the calls that a call made when it ran in its turn: those to own entities are next; others are sent,
@@ -300,15 +315,15 @@ class OrderedExecutor(Repair):
         if part.suspects and tid in part.suspects:
             return []  # it will be gathered
         is_root = place is order.ROOT
-        templates = part.predictions.get(call.entry, ()) if is_root else ()
+        templates = part.predictions.get(call.binding, ()) if is_root else ()
         predicted, told = len(templates), []
         todo: list[Turn] = []
-        for n, (entry, key, args) in enumerate(queue, start=1):
-            if n <= predicted and not templates[n - 1].gives(call.key, call.args, entry, key, args):
+        for n, (binding, key, args) in enumerate(queue, start=1):
+            if n <= predicted and not templates[n - 1].gives(call.key, call.args, binding, key, args):
                 break
-            if (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == me:
+            if (binding.owners.get(key) or self.shards.owner(binding.operator, key)) == me:
                 at = self.sent_by_root[n] if is_root and n < 256 else order.sent(place, n, me)
-                todo.append((tid, at, entry, key, args))
+                todo.append((tid, at, binding, key, args))
             elif n > predicted:
                 told.append(n)
         else:
@@ -323,10 +338,10 @@ class OrderedExecutor(Repair):
 
     def _start(self, part: EpochPart, row: Turn) -> None:
         """Run a row by the slow path."""
-        tid, place, entry, key, args = row
+        tid, place, binding, key, args = row
         if tid in part.suspects:
             return
-        call = self._registered(part, tid, place, entry, key, args)
+        call = self._registered(part, tid, place, binding, key, args)
         self._expect(part, call)
         self._run(part, call)
 
@@ -367,9 +382,9 @@ class OrderedExecutor(Repair):
 
     # --- the end of calls and epochs ----------------------------------------------------------------------------------
 
-    def install(self, part: EpochPart, tid: int, n: int, entry: Entry, key: Key, state: Any) -> None:
+    def install(self, part: EpochPart, tid: int, n: int, binding: OrderedBinding, key: Key, state: Any) -> None:
         """Install an entity's state after a stretch that ends with this TID."""
-        call = new_call((tid, order.awaited(order.ROOT, n, self.me)), entry, key, ())
+        call = new_call((tid, order.awaited(order.ROOT, n, self.me)), binding, key, ())
         self._keep(part, call)
         chain, at = self._link(call, call)
         call.seen, call.new = value_before(chain, at, tid, self.aborted), state
@@ -382,12 +397,12 @@ class OrderedExecutor(Repair):
             for call in list(part.waiting):
                 self._let_go(part, call)
 
-    def changes_of(self, part: EpochPart) -> Changes:
-        """What a final epoch changed in watched operators. All epochs before it are finished."""
+    def changes_of(self, part: EpochPart, operators: Iterable[str]) -> Changes:
+        """What an epoch has changed in these. All epochs before it are finished."""
         last, aborted, changes = part.tids[-1], self.aborted, dict[str, OperatorChanges]()
-        for name in self.program.watched:
+        for name in operators:
             keys, befores, afters = changes[name] = OperatorChanges([], [], [])
-            for key, chain in self.chains[self.program.operators[name]].items():
+            for key, chain in self.chains[name].items():
                 is_list = type(chain) is list
                 tid = (chain[1] if is_list else chain).order[0]
                 if tid > last:

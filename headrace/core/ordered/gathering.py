@@ -29,10 +29,12 @@ from headrace.core.ordered.progress import Progress
 from headrace.core.ordered.stretch import Entity, Stretch
 from headrace.core.program import Program
 from headrace.core.shares import add_share
-from headrace.errors import BadMessage
+from headrace.core.state import State
+from headrace.errors import BadMessage, Poisoned
 from headrace.wire.messages import (
     PART_BYTES_MAX,
     Entities,
+    Failure,
     Gather,
     Gathered,
     Installed,
@@ -56,12 +58,13 @@ class Gathering(ABC):
     me: int
     config: Config
     program: Program
+    state: State
     ordered: OrderedExecutor
     channels: Channels
     progress: dict[int, Progress]
 
     def __init__(self) -> None:
-        self.stretch: Stretch | None = None  # of the program that runs now
+        self.stretch: Stretch | None = None  # under the limits of the running epochs
         self.hints: list[Entity] = []  # others' entities that the last stretch used
 
     @abstractmethod
@@ -94,28 +97,28 @@ class Gathering(ABC):
         return lent
 
     def _rows(self, part: EpochPart, progress: Progress, gather: Gather) -> Iterator[tuple[int, Any, Any, Any]]:
-        """The rows of the stretch: each root's worker, entry, key and arguments."""
-        run, numbered = progress.run, self.program.numbered
+        """The rows of the stretch: each root's worker, binding, key and arguments."""
+        run, bindings = progress.run, self.ordered.bindings.by_number
         if run is not None:
             for row in range(part.tids.index(gather.first), part.tids.index(gather.last) + 1):
                 number = run.functions if isinstance(run.functions, int) else run.functions[row]
-                yield part.owners[row], numbered[number], run.keys[row], run.args[row]
+                yield part.owners[row], bindings[number], run.keys[row], run.args[row]
 
     def _roots(self, part: EpochPart, progress: Progress, gather: Gather) -> Iterator[Entity]:
         """The entities of own roots."""
-        for owner, entry, key, _ in self._rows(part, progress, gather):
+        for owner, binding, key, _ in self._rows(part, progress, gather):
             if owner == self.me:
-                yield entry.operator.name, key
+                yield binding.operator.name, key
 
     def _touched(self, part: EpochPart, progress: Progress, gather: Gather) -> Iterator[Entity]:
         """Own entities that the stretch has called, or probably will."""
         for tid in stretch_of(part, gather):
             for call in self._calls(part, tid):
-                yield call.entry.operator.name, call.key
+                yield call.binding.operator.name, call.key
             yield from sorted(part.touched.get(tid, ()), key=repr)
         if part.predictions:
-            for _, entry, key, args in self._rows(part, progress, gather):
-                for template in part.predictions.get(entry, ()):
+            for _, binding, key, args in self._rows(part, progress, gather):
+                for template in part.predictions.get(binding, ()):
                     made = template.fill(key, args)
                     if made is not None and self.ordered._owner(made[1], made[2]) == self.me:
                         yield made[1].operator.name, made[2]
@@ -131,17 +134,17 @@ class Gathering(ABC):
     def _begin_stretch(self, part: EpochPart, progress: Progress, gather: Gather) -> None:
         run = progress.run
         assert run is not None, "whoever gathers has been given the epoch"
-        if self.stretch is None or self.stretch.like is not self.program:
+        if self.stretch is None or self.stretch.program is not self.program:
             ran = 0 if self.stretch is None else self.stretch.executor.ran
-            self.stretch = Stretch(self.program)
+            self.stretch = Stretch(self.program, self.state.seed)
             self.stretch.executor.ran = ran
         epoch = Epoch(gather.epoch, 0, 0)
         rows = list(self._rows(part, progress, gather))
-        epoch.entries = [row[1] for row in rows]
+        epoch.entries = [row[1].entry for row in rows]
         epoch.keys, epoch.args = [row[2] for row in rows], [row[3] for row in rows]
         epoch.tids, epoch.closed_us = stretch_of(part, gather), part.time_us
-        decreed = {row: DECREE for row, tid in enumerate(epoch.tids) if tid in run.poisoned}
-        self.stretch.begin(epoch, decreed, partial(self._own_state, tid=gather.first))
+        epoch.decreed = {row: decree(epoch, row) for row, tid in enumerate(epoch.tids) if tid in run.poisoned}
+        self.stretch.begin(epoch, partial(self._own_state, tid=gather.first))
         progress.told = progress.late = 0
         progress.awaited = dict.fromkeys(set(gather.lenders) - {self.me}, 1)
         if progress.shares is None:
@@ -212,9 +215,9 @@ class Gathering(ABC):
         assert stretch is not None
         assert progress.gather is not None
         gather, part = progress.gather, self.ordered.parts[progress.gather.epoch]
-        for owner, entry, key, _ in self._rows(part, progress, gather) if stretch.is_new else ():
+        for owner, binding, key, _ in self._rows(part, progress, gather) if stretch.is_new else ():
             if owner != self.me:
-                stretch.lend(entry.operator.name, key, MISSING)  # unless it was lent: rule 2
+                stretch.lend(binding.operator.name, key, MISSING)  # unless it was lent: rule 2
         need = stretch.run(self.config.slice_calls_max)
         if isinstance(need, Need):
             progress.needs = [need]
@@ -243,7 +246,7 @@ class Gathering(ABC):
     def _give_back(self, part: EpochPart, progress: Progress, gather: Gather) -> None:
         """The stretch is over: send its writes to their workers, and its end to the lenders."""
         assert self.stretch is not None
-        roots = {(entry.operator.name, key) for _, entry, key, _ in self._rows(part, progress, gather)}
+        roots = {(binding.operator.name, key) for _, binding, key, _ in self._rows(part, progress, gather)}
         used = [entity for entity in self.stretch.used() if entity not in roots]
         self.hints = [each for owner, some in self._by_owner(used).items() if owner != self.me for each in some]
         del self.hints[HINTS_MAX:]
@@ -261,8 +264,8 @@ class Gathering(ABC):
         if gather is not None:
             self.ordered.forget(part, stretch_of(part, gather))
         for n, (operator, key, state) in enumerate(entities, start=1):
-            entry = next(entry for entry in self.program.numbered if entry.operator.name == operator)
-            self.ordered.install(part, last, n, entry, key, MISSING if state == MISSING else state)
+            binding = next(each for each in self.ordered.bindings.by_number if each.operator.name == operator)
+            self.ordered.install(part, last, n, binding, key, MISSING if state == MISSING else state)
 
     def _by_owner(self, entities: Iterable[Any]) -> dict[int, list[Any]]:
         """(operator, key, ...), by the worker that owns the entity."""
@@ -280,12 +283,17 @@ class Gathering(ABC):
 
     def _state_below(self, entity: Entity, tid: int) -> Any:
         operator, key = entity
-        chain = self.ordered.chains[self.program.operators[operator]].get(key)
+        chain = self.ordered.chains[operator].get(key)
         if chain is None:
-            return self.program.state(operator, key)
+            return self.state.tables[operator].get(key)
         if type(chain) is not list:
-            return chain.seen if chain.order[0] >= tid else self.program.state(operator, key)
+            return chain.seen if chain.order[0] >= tid else self.state.tables[operator].get(key)
         return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)
+
+
+def decree(epoch: Epoch, row: int) -> Failure:
+    """The failure of a transaction that aborts by decree."""
+    return Failure(Poisoned.code, Poisoned.__name__, DECREE, epoch.entries[row].name, epoch.keys[row])
 
 
 def stretch_of(part: EpochPart, gather: Gather) -> range:

@@ -14,8 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from headrace.core import order
-from headrace.core.ordered.chains import Made, same_args
-from headrace.core.program import Entry
+from headrace.core.ordered.chains import Made, OrderedBinding, same_args
 from headrace.core.signature import Args
 from headrace.wire.values import HIGH, LOW, Key, same
 
@@ -30,8 +29,8 @@ class Template:
 
     __slots__ = (
         "args",
+        "binding",
         "constant",
-        "entry",
         "is_awaited",
         "is_bare",
         "is_fit",
@@ -42,14 +41,14 @@ class Template:
         "places",
     )
 
-    def __init__(self, n: int, is_awaited: bool, entry: Entry, key: Source, args: list[Source]) -> None:
-        self.n, self.is_awaited, self.entry, self.key, self.args = n, is_awaited, entry, key, args
+    def __init__(self, n: int, is_awaited: bool, binding: OrderedBinding, key: Source, args: list[Source]) -> None:
+        self.n, self.is_awaited, self.binding, self.key, self.args = n, is_awaited, binding, key, args
         self.places: dict[int, bytes] = {}  # by the root's worker
         self.constant: Args | None = None  # the arguments, if none of them depends on the call
         if all(type(source) is list for source in args):
             self.constant = tuple([source[0] for source in args])  # type: ignore[index]
-        self.is_bare = entry.fits(())  # it takes no arguments
-        self.is_fit = self.constant is not None and entry.fits(self.constant)
+        self.is_bare = binding.fits(())  # it takes no arguments
+        self.is_fit = self.constant is not None and binding.fits(self.constant)
         self.needs = 1 + max(
             [SELF, *(source for source in (key, *args) if type(source) is int)]
         )  # arguments of the caller
@@ -63,9 +62,9 @@ class Template:
             place = self.places[worker] = at(order.ROOT, self.n, worker)
         return place
 
-    def at(self, worker: int, args: Args) -> tuple[bytes, Entry, Key, Args]:
+    def at(self, worker: int, args: Args) -> tuple[bytes, OrderedBinding, Key, Args]:
         """A simple call, and its place if this worker has the root."""
-        return self.places.get(worker) or self.place(worker), self.entry, args[self.key], self.constant  # type: ignore[index,return-value]
+        return self.places.get(worker) or self.place(worker), self.binding, args[self.key], self.constant  # type: ignore[index,return-value]
 
     def fill(self, key: Key, args: Args) -> Made | None:
         """The call that these arguments make, if any. It depends on nothing else, so all workers agree."""
@@ -74,7 +73,7 @@ class Template:
         if self.is_simple:
             target = args[self.key]  # type: ignore[index]
             if type(target) is int and target < HIGH and target > LOW:
-                return (self.is_awaited, self.entry, target, self.constant)  # type: ignore[return-value]
+                return (self.is_awaited, self.binding, target, self.constant)  # type: ignore[return-value]
         source = self.key
         target = args[source] if type(source) is int and source >= 0 else value_of(source, key, args)
         if type(target) is int:
@@ -83,14 +82,14 @@ class Template:
         elif type(target) is not str or len(target) > 64 or not target.isascii():
             return None
         if self.is_fit:
-            return (self.is_awaited, self.entry, target, self.constant)  # type: ignore[return-value]
+            return (self.is_awaited, self.binding, target, self.constant)  # type: ignore[return-value]
         given = tuple([value_of(source, key, args) for source in self.args])
-        return (self.is_awaited, self.entry, target, given) if self.entry.fits(given) else None
+        return (self.is_awaited, self.binding, target, given) if self.binding.fits(given) else None
 
-    def gives(self, key: Key, args: Args, entry: Entry, target: Key, given: Args) -> bool:
+    def gives(self, key: Key, args: Args, binding: OrderedBinding, target: Key, given: Args) -> bool:
         """Is this certainly the call that `fill` gives? Fast: compares the key only by identity."""
         source = self.key
-        if entry is not self.entry or self.is_awaited or len(args) < self.needs:
+        if binding is not self.binding or self.is_awaited or len(args) < self.needs:
             return False
         if type(source) is not int or source < 0 or args[source] is not target:
             return False
@@ -104,7 +103,7 @@ class Template:
         ) and self.is_bare
 
 
-Predictions = dict[Entry, list[Template]]
+Predictions = dict[OrderedBinding, list[Template]]
 
 
 def owners_of_predicted(templates: list[Template], args: list[Args]) -> list[int | None] | None:
@@ -115,7 +114,7 @@ def owners_of_predicted(templates: list[Template], args: list[Args]) -> list[int
     targets = list(map(itemgetter(templates[0].key), args))
     if set(map(type, targets)) != {int} or max(targets) >= HIGH or min(targets) <= LOW:  # other types may be equal
         return None
-    return list(map(templates[0].entry.owners.get, targets))
+    return list(map(templates[0].binding.owners.get, targets))
 
 
 def value_of(source: Source, key: Key, args: Args) -> Any:
@@ -129,15 +128,15 @@ class Lessons:
 
     def __init__(self, runs_watched: int) -> None:
         self.runs, self.runs_watched = 0, runs_watched
-        self.calls: list[tuple[bool, Entry, list[Source], list[list[Source]]]] | None = None
+        self.calls: list[tuple[bool, OrderedBinding, list[Source], list[list[Source]]]] | None = None
 
     def note(self, key: Key, args: Args, made: list[Made]) -> bool | None:
         """Add a run. True once its calls can be predicted, False once they cannot, None while that is open."""
         self.runs += 1
         if self.calls is None:
             self.calls = [
-                (is_awaited, entry, sources(target, key, args), [sources(value, key, args) for value in given])
-                for is_awaited, entry, target, given in made
+                (is_awaited, binding, sources(target, key, args), [sources(value, key, args) for value in given])
+                for is_awaited, binding, target, given in made
             ]
         elif not self._agrees(key, args, made):
             return False
@@ -149,10 +148,10 @@ class Lessons:
         assert self.calls is not None
         if len(made) != len(self.calls):
             return False
-        for (was_awaited, was_entry, of_key, of_args), (is_awaited, entry, target, given) in zip(
+        for (was_awaited, was_binding, of_key, of_args), (is_awaited, binding, target, given) in zip(
             self.calls, made, strict=True
         ):
-            if was_awaited != is_awaited or was_entry is not entry or len(of_args) != len(given):
+            if was_awaited != is_awaited or was_binding is not binding or len(of_args) != len(given):
                 return False
             for possible, value in zip([of_key, *of_args], [target, *given], strict=True):
                 possible[:] = [source for source in possible if fits(source, value, key, args)]
@@ -160,12 +159,12 @@ class Lessons:
                     return False
         return True
 
-    def templates(self, function: Entry) -> list[list[Any]]:
+    def templates(self, function: OrderedBinding) -> list[list[Any]]:
         """The templates as they are sent."""
         assert self.calls is not None
         return [
-            [function.number, n, is_awaited, entry.number, of_key[0], [possible[0] for possible in of_args]]
-            for n, (is_awaited, entry, of_key, of_args) in enumerate(self.calls, start=1)
+            [function.number, n, is_awaited, binding.number, of_key[0], [possible[0] for possible in of_args]]
+            for n, (is_awaited, binding, of_key, of_args) in enumerate(self.calls, start=1)
         ]
 
 
@@ -184,11 +183,11 @@ def fits(source: Source, value: Any, key: Key, args: Args) -> bool:
     return same(value_of(source, key, args), value)
 
 
-def read_templates(rows: list[Any], entries: list[Entry]) -> Predictions:
+def read_templates(rows: list[Any], bindings: list[OrderedBinding]) -> Predictions:
     predictions: Predictions = {}
-    for number, n, is_awaited, entry, key, args in rows:
-        template = Template(n, is_awaited, entries[entry], key, args)
-        predictions.setdefault(entries[number], []).append(template)
+    for number, n, is_awaited, binding, key, args in rows:
+        template = Template(n, is_awaited, bindings[binding], key, args)
+        predictions.setdefault(bindings[number], []).append(template)
     for function, templates in list(predictions.items()):
         templates.sort(key=lambda template: template.n)
         if [template.n for template in templates] != list(range(1, len(templates) + 1)):

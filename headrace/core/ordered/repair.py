@@ -19,6 +19,7 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.core import order
+from headrace.core.bindings import Bindings
 from headrace.core.contexts import Awaitable, OrderedContext, Transaction
 from headrace.core.later.expiring import ExpiringOrdered
 from headrace.core.ordered.chains import (
@@ -31,6 +32,7 @@ from headrace.core.ordered.chains import (
     Chain,
     Continuation,
     Made,
+    OrderedBinding,
     Record,
     chain_of,
     locate,
@@ -42,6 +44,7 @@ from headrace.core.ordered.exchange import EpochPart, Exchange, by_number, same_
 from headrace.core.placement import ShardMap
 from headrace.core.program import Entry, Program
 from headrace.core.serial import describe
+from headrace.core.state import State, Table
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failed, Failure
 from headrace.wire.values import HIGH, LOW, MISSING, Key, same, shown, size_of
@@ -50,8 +53,8 @@ NESTED_MAX = 16
 
 
 class Repair(Exchange):
-    def __init__(self, program: Program, me: int) -> None:
-        self.program, self.values, self.me = program, program.values, me
+    def __init__(self, program: Program, state: State, me: int) -> None:
+        self.program, self.values, self.state, self.me = program, program.values, state, me
         self.depth_max, self.calls_max = program.config.depth_max, program.config.calls_max
         self.bytes_max = program.config.transaction_bytes_max
         self.transaction = Transaction(self.calls_max, self.bytes_max)
@@ -64,13 +67,26 @@ class Repair(Exchange):
         self.ran = self.repairs = self.waits = 0
         self.nested = 0  # running calls that run inside others
         self.attempts = PREDICTED  # tries of awaited calls so far
-        self.spare: defaultdict[Entry, list[OrderedContext]] = defaultdict(list)  # contexts
+        self.spare: defaultdict[OrderedBinding, list[OrderedContext]] = defaultdict(list)  # contexts
         self.learned: list[Any] = []  # templates that were not sent yet
-        self.chains: dict[Any, dict[Key, Any]] = {operator: {} for operator in program.operators.values()}
+        self.chains: dict[str, dict[Key, Any]] = {name: {} for name in program.operators}
+        self.bindings = Bindings(program, state, self._bind)
+        for binding in self.bindings.by_number:
+            binding.bind(self._context(binding))
+
+    def _bind(self, entry: Entry, table: Table) -> OrderedBinding:
+        return OrderedBinding(entry, table, self.chains[entry.operator.name])
 
     @abstractmethod
     def _run_in_turn(
-        self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any, caller: Caller | None = None
+        self,
+        part: EpochPart,
+        tid: int,
+        place: bytes,
+        binding: OrderedBinding,
+        key: Key,
+        args: Any,
+        caller: Caller | None = None,
     ) -> Call | None:
         """Run a call if it is the last of its chain; else do nothing and return None."""
 
@@ -79,7 +95,7 @@ class Repair(Exchange):
         """Note what is needed of a call that ran in its turn and returned."""
 
     @abstractmethod
-    def _learn(self, entry: Entry, key: Key, args: Any, queue: list[Any]) -> None:
+    def _learn(self, binding: OrderedBinding, key: Key, args: Any, queue: list[Any]) -> None:
         """Learn from the calls that a function made."""
 
     # --- the turn of a record ---------------------------------------------------------------------------------------
@@ -96,8 +112,10 @@ class Repair(Exchange):
         else:
             self._resume(part, call, call.frame)  # type: ignore[arg-type]
 
-    def _registered(self, part: EpochPart, tid: int, place: bytes, entry: Entry, key: Key, args: Any) -> Call:
-        call = new_call((tid, place), entry, key, args)
+    def _registered(
+        self, part: EpochPart, tid: int, place: bytes, binding: OrderedBinding, key: Key, args: Any
+    ) -> Call:
+        call = new_call((tid, place), binding, key, args)
         self._register(part, call)
         return call
 
@@ -125,7 +143,7 @@ class Repair(Exchange):
             self._ripple(call, chain, at)  # others see what is below it
 
     def _fold(self, part: EpochPart, call: Call, state: Any, deltas: tuple[Any, ...]) -> Any:
-        combine, values, self.running = call.entry.operator.combine, self.values, call.order[0]
+        combine, values, self.running = call.binding.operator.combine, self.values, call.order[0]
         assert combine is not None
         try:
             for delta in deltas:
@@ -143,14 +161,14 @@ class Repair(Exchange):
         if at + 1 < len(chain):
             self._queue(chain[at + 1])
         else:
-            call.entry.store(call.key, value_before(chain, len(chain), 0, self.aborted))
+            call.binding.table.put(call.key, value_before(chain, len(chain), 0, self.aborted))
 
     def _link(self, record: Record, call: Call) -> tuple[Chain, int]:
         """Put a record into its entity's chain."""
-        chains, key = call.entry.chains, call.key
+        chains, key = call.binding.chains, call.key
         chain = chains.get(key)
         if chain is None:
-            chain = chains[key] = [call.entry.find(key)]
+            chain = chains[key] = [call.binding.table.get(key)]
             at = 1
         elif type(chain) is not list:
             chain = chains[key] = [chain.seen, chain]
@@ -173,8 +191,8 @@ class Repair(Exchange):
             assert chain[at] is record
             del chain[at]
             if len(chain) == 1:
-                call.entry.store(call.key, chain[0])
-                del call.entry.chains[call.key]
+                call.binding.table.put(call.key, chain[0])
+                del call.binding.chains[call.key]
             else:
                 self._ripple(call, chain, at - 1)
 
@@ -189,13 +207,13 @@ class Repair(Exchange):
             call.made = by_number(call.made)
         if call.frame is not None and call.frame.coroutine is not None:
             self._let_go(part, call)
-        entry, transaction = call.entry, self.transaction
+        binding, transaction = call.binding, self.transaction
         transaction.queue.clear()
         if transaction.is_marked:
             transaction.reset()
         self.ran += 1
         self.running = call.order[0]
-        context = entry.context
+        context = binding.context
         context.key, context._order = call.key, (call.order[0], call.order[1])
         if call.is_linked:
             chain = chain_of(call)
@@ -205,13 +223,13 @@ class Repair(Exchange):
         before = value_before(chain, at, call.order[0], self.aborted)
         context._state, context._read, context._deltas = before, False, ()
         try:
-            result = entry.run(*call.args)
-            if entry.is_plain:
+            result = binding.run(*call.args)
+            if binding.is_plain:
                 result = self._sealed(call, result)
         except BaseException as error:
             self._fail(part, call, 0, before, error, context, None)
         else:
-            if entry.is_plain:
+            if binding.is_plain:
                 self._close(call, 0, context, before)
                 self._complete(part, call, result)
             else:
@@ -244,7 +262,7 @@ class Repair(Exchange):
                 frame.awaited = 0
         while True:
             if n:
-                chain = call.entry.chains[call.key]
+                chain = call.binding.chains[call.key]
                 last = chain[-1] if type(chain) is list else chain
                 answer, before = frame.answers[n], call.new if last is call else self._state_after(call, n)
                 if type(answer) is bytes:
@@ -267,8 +285,8 @@ class Repair(Exchange):
                     frame.is_running = False
                     if frame.segments:
                         self._trim(frame)
-                if call.entry.context is not context:
-                    self.spare[call.entry].append(context)
+                if call.binding.context is not context:
+                    self.spare[call.binding].append(context)
                 self._complete(part, call, result)
                 return
             except BaseException as error:
@@ -280,11 +298,11 @@ class Repair(Exchange):
                 return
             frame = call.frame
 
-    def _wait(self, part: EpochPart, call: Call, context: OrderedContext, coroutine: Any, awaited: Awaitable) -> int:
+    def _wait(self, part: EpochPart, call: Call, context: OrderedContext, coroutine: Any, awaited: Any) -> int:
         """A call awaits another: make it. Returns its number if the answer is known; else 0: the caller waits."""
         frame, made, queue = call.frame, call.made, self.transaction.queue
-        entry, key, args = awaited.entry, awaited.key, awaited.args
-        queue.append((entry, key, args, True))
+        binding, key, args = awaited.binding, awaited.key, awaited.args
+        queue.append((binding, key, args, True))
         n = len(queue)
         if frame is None:
             frame = call.frame = AwaitFrame(self._new_attempt())
@@ -294,17 +312,17 @@ class Repair(Exchange):
             made = call.made = {}
         old = made.get(n)
         if old is not None:
-            if not old[0] or old[1] is not entry or old[2] is not key or old[3] is not args:
-                self._later(self._await(part, call, frame, n, (True, entry, key, args)))
+            if not old[0] or old[1] is not binding or old[2] is not key or old[3] is not args:
+                self._later(self._await(part, call, frame, n, (True, binding, key, args)))
         elif (
-            (entry.owners.get(key) or self.shards.owner(entry.operator, key)) == self.me
+            (binding.owners.get(key) or self.shards.owner(binding.operator, key)) == self.me
             and self.nested < NESTED_MAX
             and call.order[0] not in part.suspects
         ):
-            made[n] = (True, entry, key, args)
+            made[n] = (True, binding, key, args)
             self._run_within(part, call, n, context)
         else:
-            self._later(self._await(part, call, frame, n, (True, entry, key, args)))
+            self._later(self._await(part, call, frame, n, (True, binding, key, args)))
         if n in frame.answers:
             return n
         self._suspend(part, call, frame, n, context, coroutine)
@@ -320,19 +338,21 @@ class Repair(Exchange):
         else:
             unawaited = None
         queue = transaction.queue.copy()
-        _, entry, key, args = call.made[n]
-        if call.entry.context is context and (entry is call.entry or not entry.is_plain):
-            self._rebind(call.entry)
+        _, binding, key, args = call.made[n]
+        if call.binding.context is context and (binding is call.binding or not binding.is_plain):
+            self._rebind(call.binding)
         tid, place = call.order
         self.nested += 1
-        callee = self._run_in_turn(part, tid, order.awaited(place, n, self.me), entry, key, args, self._caller(call, n))
+        callee = self._run_in_turn(
+            part, tid, order.awaited(place, n, self.me), binding, key, args, self._caller(call, n)
+        )
         if callee is None:
             callee = self._make(part, call, n, call.made[n])
             if callee is not None:
                 self._run(part, callee)
         elif callee.frame is None and callee.failure is None:
             frame.answers[n] = callee.result
-            if entry.lessons is not None or transaction.is_marked:
+            if binding.lessons is not None or transaction.is_marked:
                 self._returned(part, callee)
             if transaction.queue:
                 self._dispatch_sent(part, callee, transaction.queue)
@@ -355,10 +375,10 @@ class Repair(Exchange):
         if n:
             self._drive(part, call, context, coroutine, n)
 
-    def _rebind(self, entry: Entry) -> None:
+    def _rebind(self, binding: OrderedBinding) -> None:
         """A waiting call keeps its context: give the function another one."""
-        spare = self.spare[entry]
-        entry.bind(spare.pop() if spare else self._context(entry))
+        spare = self.spare[binding]
+        binding.bind(spare.pop() if spare else self._context(binding))
 
     def _trim(self, frame: AwaitFrame) -> None:
         """Forget what a call did after awaits that it no longer makes."""
@@ -409,8 +429,8 @@ class Repair(Exchange):
 
     def _complete(self, part: EpochPart, call: Call, result: Any) -> None:
         """A call has returned: answer its caller, and make its one-way calls."""
-        if call.entry.lessons is not None:
-            self._learn(call.entry, call.key, call.args, self.transaction.queue)
+        if call.binding.lessons is not None:
+            self._learn(call.binding, call.key, call.args, self.transaction.queue)
         transaction = self.transaction
         if transaction.is_marked:
             self._count_marks(part, call.order[0], transaction)
@@ -445,7 +465,7 @@ class Repair(Exchange):
     ) -> None:
         tid = call.order[0]
         self.running = tid  # the next lines may run user code: an exception's text, a `finally`
-        failure = Failure(*describe(error), call.entry.name, call.key)
+        failure = Failure(*describe(error), call.binding.name, call.key)
         transaction = self.transaction
         if isinstance(error, RecursionError | MemoryError | LimitReached):
             part.suspects.add(tid)  # only a run alone shows whether the stack suffices, or which limit is first
@@ -453,8 +473,8 @@ class Repair(Exchange):
         if transaction.is_marked:
             self._count_marks(part, tid, transaction)
             transaction.reset()
-        if call.entry.context is context:
-            self._rebind(call.entry)
+        if call.binding.context is context:
+            self._rebind(call.binding)
         context.retire()
         if coroutine is not None:
             with contextlib.suppress(BaseException):
@@ -490,7 +510,7 @@ class Repair(Exchange):
         transaction = self.transaction
         unawaited = transaction.unawaited
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in unawaited:
-            raise BadCall(f"{call.entry.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+            raise BadCall(f"{call.binding.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
         del unawaited[awaited]
         if not unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
             transaction.is_marked = False  # only the call awaited now had marked it
@@ -528,8 +548,8 @@ class Repair(Exchange):
             self._trim(frame)
         if len(call.made) > 1:
             self._take_back(part, call, frame, n)
-        if call.entry.context is context:
-            self._rebind(call.entry)
+        if call.binding.context is context:
+            self._rebind(call.binding)
         if call.failure is not None:
             self._mend(part, call)
 
@@ -587,9 +607,9 @@ class Repair(Exchange):
                         at += 1
                     self._ripple(call, chain, at)
 
-    def _context(self, entry: Entry) -> OrderedContext:
-        kind = OrderedContext if entry.operator.ttl_us is None else ExpiringOrdered
-        return kind(self.program, self.transaction, entry, self.time_of)
+    def _context(self, binding: OrderedBinding) -> OrderedContext:
+        kind = OrderedContext if binding.operator.ttl_us is None else ExpiringOrdered
+        return kind(self.bindings, self.transaction, binding, self.time_of)
 
     @abstractmethod
     def time_of(self, tid: int) -> int:

@@ -19,9 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headrace.core.bindings import Binding
 from headrace.core.epoch import Epoch
-from headrace.core.program import Entry, Program, Table
-from headrace.core.serial import SerialExecutor, Walk
+from headrace.core.program import Program
+from headrace.core.serial import Body, SerialExecutor, Walk
+from headrace.core.state import State, States, Table
+from headrace.model.operator import Operator
 from headrace.wire.messages import Entities, Need
 from headrace.wire.values import MISSING, Key, same
 
@@ -32,8 +35,8 @@ class Unknown(BaseException):
     """The state of this entity has not been lent."""
 
 
-class Borrowed(Table):
-    """What is known of an operator's entities, as they were below the stretch."""
+class BorrowedStates(States):
+    """What is known of an operator's entities, MISSING where one has no state."""
 
     def __init__(self, operator: str, stretch: Stretch) -> None:
         super().__init__()
@@ -60,6 +63,22 @@ class Borrowed(Table):
         self.used[key] = None
         return self[key]
 
+    def pop(self, key: Key, *default: Any) -> Any:
+        """The entity has no state from now on."""
+        self[key] = MISSING
+
+
+class BorrowedTable(Table):
+    __slots__ = ()
+
+    states: BorrowedStates
+
+    def __init__(self, operator: Operator, stretch: Stretch) -> None:
+        super().__init__(operator, BorrowedStates(operator.name, stretch))
+
+    def lacks(self, key: Key) -> bool:
+        return self.states.lacks(key)
+
 
 class StretchExecutor(SerialExecutor):
     """The serial mode over borrowed state."""
@@ -68,15 +87,10 @@ class StretchExecutor(SerialExecutor):
     is_stopped = False
     ran = 0  # functions started so far
 
-    def __init__(self, program: Program) -> None:
-        self._count(program)
-        super().__init__(program)
+    def __init__(self, program: Program, state: State) -> None:
+        super().__init__(program, state, around=self._counted)
 
-    def _count(self, program: Program) -> None:
-        for entry in program.entries:
-            entry.body = self._counted(entry.body)
-
-    def _counted(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def _counted(self, body: Body) -> Body:
         def run(context: Any, *args: Any) -> Any:
             self.ran += 1
             return body(context, *args)
@@ -88,59 +102,54 @@ class StretchExecutor(SerialExecutor):
         self.is_stopped = True
         self.transaction.needs = self.transaction.is_marked = True
 
-    def _run_tracked(self, epoch: Epoch, root: Entry) -> Any:
+    def _run_tracked(self, epoch: Epoch, root: Binding) -> Any:
         if not self.is_stopped:
             root.run = self._give_up
         self.is_stopped = False
-        is_new = self.tracked is None
         tracked = self._tracked()
-        if is_new:
-            self._count(tracked.program)
-        return self.go_on(tracked.walk(epoch, tracked.program.numbered[root.number]))
+        return self.go_on(tracked.walk(epoch, tracked.bindings.by_number[root.number]))
 
     def go_on(self, walk: Walk) -> Any:
         """Continue a row that can wait. Returns what it needs: a response, or the entities whose state is not known, of
         the next call and of queued calls."""
         self.walk = None
         try:
-            entry, key = next(walk)
+            binding, key = next(walk)
         except StopIteration as end:
             return end.value
         self.walk = walk
-        queued = [(entry, key) for entry, key, _ in self._tracked().transaction.queue if entry.lacks(key)]
-        return list(dict.fromkeys((each.operator.name, of) for each, of in [(entry, key), *queued]))
+        queue = self._tracked().transaction.queue
+        queued = [(called, of) for called, of, _ in queue if called.table.lacks(of)]
+        return list(dict.fromkeys((each.operator.name, of) for each, of in [(binding, key), *queued]))
 
 
 class Stretch:
     """The gatherer's. Reused for the next stretch."""
 
-    def __init__(self, program: Program) -> None:
-        self.like = program
-        self.program = Program(program.app, program.config, program, base=lambda operator: Borrowed(operator, self))
-        self.executor = StretchExecutor(self.program)
+    def __init__(self, program: Program, seed: int) -> None:
+        self.program = program
+        self.tables = {name: BorrowedTable(operator, self) for name, operator in program.operators.items()}
+        self.state = State(program, seed, lambda operator: self.tables[operator.name])
+        self.state.watch(self.tables)
+        self.executor = StretchExecutor(program, self.state)
         self.epoch = Epoch(0, 0, 0)
         self.own: Callable[[Entity], Any]
         self.is_new = self.is_running = False
 
-    def begin(self, epoch: Epoch, decreed: dict[int, str], own: Callable[[Entity], Any]) -> None:
-        """`epoch` has the rows; those in `decreed` abort for this reason. `own` gives the state of this worker's
-        entities, and raises LookupError for others."""
+    def begin(self, epoch: Epoch, own: Callable[[Entity], Any]) -> None:
+        """`epoch` has the rows. `own` gives the state of this worker's entities, and raises LookupError for others."""
         self.forget()
         self.epoch, self.own, self.is_new = epoch, own, True
-        self.program.seed = self.like.seed
-        epoch.entries = [self.program.numbered[entry.number] for entry in epoch.entries]
-        for row, why in decreed.items():
-            epoch.entries[row] = self.executor.decreed(epoch.entries[row], why)
 
     def forget(self) -> None:
         """The stretch is over: drop all lent state."""
-        for layer in (self.program.tables, self.program.bases, self.program.later):
-            for each in layer.values():
-                each.clear()
+        self.state.take_changes()
+        for table in self.tables.values():
+            table.states.clear()
         self.executor.walk, self.epoch = None, Epoch(0, 0, 0)
 
     def lend(self, operator: str, key: Key, state: Any) -> None:
-        self.program.bases[operator].setdefault(key, MISSING if state == MISSING else state)
+        self.tables[operator].states.setdefault(key, MISSING if state == MISSING else state)
 
     @property
     def running(self) -> int:
@@ -166,14 +175,14 @@ class Stretch:
         return needs
 
     def writes(self) -> Entities:
-        """(operator, key, new state) of every changed entity."""
+        """(operator, key, new state) of every changed entity. Call it once, at the end."""
         return [
-            (operator, key, state)
-            for operator, table in self.program.tables.items()
-            for key, state in table.items()
-            if not same(self.program.bases[operator][key], state)
+            (operator, key, after)
+            for operator, changed in self.state.take_changes().items()
+            for key, before, after in zip(*changed, strict=True)
+            if not same(before, after)
         ]
 
     def used(self) -> list[Entity]:
         """The entities whose state it read."""
-        return [(operator, key) for operator, base in self.program.bases.items() for key in base.used]  # type: ignore[attr-defined]
+        return [(operator, key) for operator, table in self.tables.items() for key in table.states.used]

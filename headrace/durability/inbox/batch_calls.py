@@ -50,7 +50,7 @@ def reread_calls(
             f"{len(refused)} of its rows; this code refuses {len(batch.refused)}. Start it with the code that logged it"
         )
     if checking_program is not program:
-        batch.entries = [program.numbered[entry.number] for entry in batch.entries]
+        batch.entries = [program.entries[entry.number] for entry in batch.entries]
     return batch
 
 

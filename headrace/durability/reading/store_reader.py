@@ -18,8 +18,8 @@ from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.events import Snapshot
 from headrace.core.local import run_backlog
-from headrace.core.program import Table
 from headrace.core.restore import LoggedRecord, Restored, restore
+from headrace.core.state import States
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_fingerprint, with_checksum
 from headrace.durability.inbox.inbox import mark_taken
 from headrace.durability.log.log import Log, bounds, read_log
@@ -44,10 +44,10 @@ class Replay(NamedTuple):
     epochs: list[Epoch]
     codes: frozenset[str]  # fingerprints of the code that logged these epochs; if there are none, the snapshot's
 
-    def state(self) -> dict[str, Table]:
+    def state(self) -> dict[str, States]:
         """Sealed states by operator and key."""
-        tables: dict[str, Table] = {name: {} for name in self.engine.program.app.operators}
-        for operator, key, state in self.engine.select(None, None):
+        tables: dict[str, States] = {name: {} for name in self.engine.program.app.operators}
+        for operator, key, state in self.engine.state.select():
             tables.setdefault(operator, {})[key] = state
         return tables
 
@@ -118,7 +118,7 @@ class StoreReader:
         }
         if is_strict:
             self._check_code(mine, codes)
-        tables: dict[str, Table] = {} if loaded is None else loaded.tables
+        tables: dict[str, States] = {} if loaded is None else loaded.tables
         meta = {} if loaded is None else loaded.manifest.meta
         if loaded is not None and loaded.manifest.fingerprint != mine.digest:
             if epochs:
@@ -208,7 +208,7 @@ class StoreReader:
             if len(pending) == REPLIES_AT_ONCE or number == replay.epoch:
                 replies.append(pending)
                 pending = []
-        entities = engine.select(None, None)
+        entities = engine.state.select()
         _, _, meta = engine.meta()
         meta |= {"oldest": first, "marks": [], "sources": engine.sources.describe(replay.epoch + 1)}
         snapshot = Snapshot(replay.epoch, 1, entities, meta, True)

@@ -187,7 +187,7 @@ class View:
 
     def _replayed(self, epoch_end: EpochEnd, keys: Collection[Any] | None) -> Iterator[ScannedRows]:
         engine = self.reader.replay(epoch_end.epoch).engine
-        entities = engine.visible(engine.select(self.name, None))
+        entities = engine.visible(engine.state.select(self.name))
         wanted = None if keys is None else set(keys)
         rest = ((key, state) for _, key, state in entities if wanted is None or key in wanted)
         while some := list(islice(rest, FOLD_ROWS)):

@@ -1,0 +1,158 @@
+"""State: the entities of every operator, and what has changed in them.
+
+Rules:
+1. A table holds the sealed state of each entity that has one. There is one layer: an executor reads and writes
+   `states` itself.
+2. If somebody takes deltas, `written` notes each write: the new state, or MISSING. `take_delta` hands the dict over and
+   starts another one, so nothing is copied.
+3. In a watched table, `befores` notes what an entity had before its first write. `take_changes`, at the end of an
+   epoch, makes columns of it. An executor that has several epochs under way finds these itself, in its chains.
+
+Never here: which transaction writes, what a state means, how it is stored.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+from headrace.core.epoch_changes import Changes, OperatorChanges
+from headrace.core.placement import shards_of
+from headrace.core.program import Program
+from headrace.model.operator import Operator
+from headrace.wire.messages import Entities
+from headrace.wire.values import MISSING, Key
+
+States = dict[Key, Any]  # sealed
+
+
+class Table:
+    """The entities of one operator. Executors use `states` as a dict: `get`, `[key] =` and `pop`."""
+
+    __slots__ = ("befores", "operator", "states", "written")
+
+    def __init__(self, operator: Operator, states: States | None = None) -> None:
+        self.operator = operator
+        self.states: States = {} if states is None else states
+        self.written: States | None = None  # if deltas are taken, or the table is watched
+        self.befores: States | None = None  # if the table is watched
+
+    def get(self, key: Key) -> Any:
+        """The sealed state, or MISSING."""
+        return self.states.get(key, MISSING)
+
+    def put(self, key: Key, state: Any) -> None:
+        """Set the state of an entity; MISSING deletes it."""
+        if self.written is not None:
+            self.written[key] = state
+        if state is MISSING:
+            self.states.pop(key, None)
+        else:
+            self.states[key] = state
+
+    def change(self, key: Key, before: Any, state: Any) -> None:
+        """The same, with the state that the entity had before."""
+        if self.befores is not None:
+            self.befores.setdefault(key, before)
+        self.put(key, state)
+
+    def lacks(self, key: Key) -> bool:
+        """Must the entity's state be fetched first?"""
+        return False
+
+    def load(self, states: States) -> None:
+        """Add states that do not count as a change."""
+        self.states.update(states)
+
+    def items(self) -> Iterable[tuple[Key, Any]]:
+        """Every entity that has a state, with this state."""
+        return self.states.items()
+
+    def by_shard(self, shards: int) -> Iterator[tuple[int, Key, Any]]:
+        """The same, with the shard of each."""
+        places = shards_of(self.operator, list(self.states), shards)
+        for shard, (key, state) in zip(places, self.states.items(), strict=True):
+            yield shard, key, state
+
+    def __len__(self) -> int:
+        """How many entities have a state. Another thread may ask."""
+        return len(self.states)
+
+    def take_delta(self) -> States:
+        written: States = {}
+        if self.written is not None:
+            written, self.written = self.written, written
+        return written
+
+    def take_changes(self) -> OperatorChanges | None:
+        if not self.befores:
+            return None
+        keys, befores = list(self.befores), list(self.befores.values())
+        self.befores.clear()
+        try:
+            afters = list(operator.itemgetter(*keys, keys[0])(self.states)[:-1])  # the fastest way, if all are there
+        except KeyError:
+            afters = list(map(self.states.get, keys, repeat(MISSING)))
+        return OperatorChanges(keys, befores, afters)
+
+
+class State:
+    """A table for each operator of a program. Several executors may run over one state."""
+
+    def __init__(self, program: Program, seed: int = 0, table: Callable[[Operator], Table] = Table) -> None:
+        self.seed = seed  # of random numbers
+        self.tables = {name: table(operator) for name, operator in program.operators.items()}
+        self.has_deltas = False
+        self.takes = 0  # how often `written` or `befores` became other dicts
+        self.watch(program.deferring)
+
+    def keep_deltas(self) -> None:
+        """From now on, `take_delta` gives what was written since it was last called."""
+        self.has_deltas = True
+        self.takes += 1
+        for table in self.tables.values():
+            table.written = table.written or {}
+
+    def watch(self, operators: Iterable[str]) -> None:
+        """From now on, `take_changes` gives what is changed in these."""
+        self.takes += 1
+        for name in operators:
+            table = self.tables[name]
+            table.written, table.befores = table.written or {}, table.befores or {}
+
+    def take_delta(self) -> dict[str, States]:
+        """What was written since the last call, by operator. The caller owns it. Call it between two epochs."""
+        self.takes += 1
+        return {name: written for name, table in self.tables.items() if (written := table.take_delta())}
+
+    def take_changes(self) -> Changes:
+        """What was changed in watched tables since the last call. Call it at the end of an epoch."""
+        changes: Changes = {}
+        for name, table in self.tables.items():
+            changed = table.take_changes()
+            if changed is not None:
+                changes[name] = changed
+                if not self.has_deltas and table.written is not None:
+                    table.written.clear()
+        return changes
+
+    def select(self, operator: str | None = None, key: Any = None) -> Entities:
+        """The entities of an operator or of all, or those with this key."""
+        found: Entities = []
+        for name, table in self.tables.items():
+            if operator is None or name == operator:
+                if key is None:
+                    found += [(name, each, state) for each, state in table.items()]
+                elif (state := table.get(key)) is not MISSING:
+                    found.append((name, key, state))
+        return found
+
+
+def entities_of(delta: dict[str, States]) -> Entities:
+    """What `take_delta` gives, as rows."""
+    entities: Entities = []
+    for name, written in delta.items():
+        entities += zip(repeat(name), written, written.values())
+    return entities
