@@ -7,15 +7,23 @@ tells the engine the outcome:
     engine.finished(epoch)          every row of the epoch has its result or failure
     engine.ask(epoch, need)         a transaction waits for the response to an external call
     engine.has_read(token, found)   the state that a `Read` asked for
+
+An executor runs one epoch as a whole, over a state. `SerialExecutor` (`core/serial.py`) is the one for functions. A
+backend or a worker takes another kind as an argument. The ordered mode (`core/ordered/executor.py`) is different: an
+epoch runs on several workers, in parts, and overlaps with the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.later.deferred import ChangedLater
+from headrace.core.program import Program
+from headrace.core.state import State
+from headrace.wire.messages import Need
 
 
 class Backend(Protocol):
@@ -51,3 +59,19 @@ class Backend(Protocol):
 
     def place(self, owners: list[int], version: int) -> None:
         """Start with the shard map of a snapshot."""
+
+
+class Executor(Protocol):
+    @property
+    def running(self) -> int:
+        """The TID that runs now, 0 if none. Other threads may read it."""
+
+    def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
+        """Run the rows from `start` up to `stop`: append to `epoch.results`, and add to `epoch.failures`. Rows in
+        `epoch.decreed` fail.
+
+        If the response to an external call is needed first, return what is needed. Once it is there, this is called
+        again with the row where it stopped."""
+
+
+MakeExecutor = Callable[[Program, State], Executor]

@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from headrace.core.backend import Executor, MakeExecutor
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Read, TakeSnapshot
-from headrace.core.executor import Executor, MakeExecutor
 from headrace.core.later.deferred import ChangedLater, later_of
 from headrace.core.outcome import Outcome, first_difference
 from headrace.core.serial import SerialExecutor

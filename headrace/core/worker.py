@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 from headrace.config import Config
 from headrace.core import order
+from headrace.core.backend import MakeExecutor
 from headrace.core.channel import Channels
 from headrace.core.epoch import Epoch
 from headrace.core.events import Received, SetTimer, WorkerEffect, WorkerEvent
-from headrace.core.executor import MakeExecutor
 from headrace.core.later.deferred import later_of
 from headrace.core.ordered.exchange import Caps, EpochPart
 from headrace.core.ordered.executor import OrderedExecutor

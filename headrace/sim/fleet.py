@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.config import Config
+from headrace.core.backend import MakeExecutor
 from headrace.core.coordinator import Coordinator, on_workers
 from headrace.core.events import Received, Send, SetTimer, Start, Stop, Tick
-from headrace.core.executor import MakeExecutor
 from headrace.core.ordered.exchange import Caps
 from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 
+from headrace.core.backend import Executor
 from headrace.core.epoch import Epoch
-from headrace.core.executor import Executor
 from headrace.core.local import LocalBackend
 from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor, TrackedExecutor

@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from headrace.core import order
+from headrace.core.bindings import Bindings
 from headrace.core.epoch_changes import Changes, OperatorChanges
 from headrace.core.ordered.chains import (
     NOT_YET,
@@ -62,6 +63,9 @@ class OrderedExecutor(Repair):
         self.parts: dict[int, EpochPart] = {}  # in order
         self.predictions: Predictions = {}
         self.sent_by_root = sent_by_root(me)
+        self.bindings = Bindings(program, state, self._bind)
+        for binding in self.bindings.by_number:
+            binding.bind(self._context(binding))
 
     def place(self, shards: ShardMap) -> None:
         self.shards = shards
@@ -69,7 +73,7 @@ class OrderedExecutor(Repair):
             binding.owners = shards.cache_of(binding.operator)
 
     def _bind(self, entry: Entry, table: Table) -> OrderedBinding:
-        binding = super()._bind(entry, table)
+        binding = OrderedBinding(entry, table, self.chains[entry.operator.name])
         if entry.sealed is not entry:
             binding.lessons = Lessons(self.program.config.predict_after_runs)
         return binding

@@ -19,7 +19,6 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.core import order
-from headrace.core.bindings import Bindings
 from headrace.core.contexts import Awaitable, OrderedContext, Transaction
 from headrace.core.later.expiring import ExpiringOrdered
 from headrace.core.ordered.chains import (
@@ -42,9 +41,9 @@ from headrace.core.ordered.chains import (
 )
 from headrace.core.ordered.exchange import EpochPart, Exchange, by_number, same_failure
 from headrace.core.placement import ShardMap
-from headrace.core.program import Entry, Program
+from headrace.core.program import Program
 from headrace.core.serial import describe
-from headrace.core.state import State, Table
+from headrace.core.state import State
 from headrace.errors import BadCall, LimitReached
 from headrace.wire.messages import Failed, Failure
 from headrace.wire.values import HIGH, LOW, MISSING, Key, same, shown, size_of
@@ -70,12 +69,6 @@ class Repair(Exchange):
         self.spare: defaultdict[OrderedBinding, list[OrderedContext]] = defaultdict(list)  # contexts
         self.learned: list[Any] = []  # templates that were not sent yet
         self.chains: dict[str, dict[Key, Any]] = {name: {} for name in program.operators}
-        self.bindings = Bindings(program, state, self._bind)
-        for binding in self.bindings.by_number:
-            binding.bind(self._context(binding))
-
-    def _bind(self, entry: Entry, table: Table) -> OrderedBinding:
-        return OrderedBinding(entry, table, self.chains[entry.operator.name])
 
     @abstractmethod
     def _run_in_turn(
