@@ -217,7 +217,8 @@ class OrderedExecutor(Repair):
             if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # it is used
                 result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
         except BaseException as error:
-            call = self._registered(part, tid, place, binding, key, args)
+            call = new_call(at, binding, key, args)
+            self._register(part, call)
             self._expect(part, call, caller)
             self._link(call, call)
             call.must_run = False
@@ -345,7 +346,8 @@ class OrderedExecutor(Repair):
         tid, place, binding, key, args = row
         if tid in part.suspects:
             return
-        call = self._registered(part, tid, place, binding, key, args)
+        call = new_call((tid, place), binding, key, args)
+        self._register(part, call)
         self._expect(part, call)
         self._run(part, call)
 

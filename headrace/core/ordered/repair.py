@@ -35,7 +35,6 @@ from headrace.core.ordered.chains import (
     Record,
     chain_of,
     locate,
-    new_call,
     same_call,
     value_before,
 )
@@ -104,13 +103,6 @@ class Repair(Exchange):
             self._queue(call)
         else:
             self._resume(part, call, call.frame)  # type: ignore[arg-type]
-
-    def _registered(
-        self, part: EpochPart, tid: int, place: bytes, binding: OrderedBinding, key: Key, args: Any
-    ) -> Call:
-        call = new_call((tid, place), binding, key, args)
-        self._register(part, call)
-        return call
 
     # --- chains -------------------------------------------------------------------------------------------------------
 
@@ -336,9 +328,8 @@ class Repair(Exchange):
             self._rebind(call.binding)
         tid, place = call.order
         self.nested += 1
-        callee = self._run_in_turn(
-            part, tid, order.awaited(place, n, self.me), binding, key, args, self._caller(call, n)
-        )
+        at, caller = order.awaited(place, n, self.me), self._caller(call, n)
+        callee = self._run_in_turn(part, tid, at, binding, key, args, caller)
         if callee is None:
             callee = self._make(part, call, n, call.made[n])
             if callee is not None:
