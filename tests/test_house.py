@@ -39,7 +39,9 @@ KNOWS = {  # each part, and those below it; some are still to be built
     "sim": CORE | {"core", "tpg", "flow", "sql", "actors", "durability", "functions", "runtime"},
     "chaos": CORE | {"core", "durability", "runtime", "sim"},
 }
-STATE = {"headrace.core.program", "headrace.core.epoch"}  # what declared transactions may use of the core
+STATE = {
+    f"headrace.core.{name}" for name in ("program", "state", "epoch", "backend")
+}  # what declared transactions may use of the core
 CHANCE = ROOT / "model" / "chance.py"  # the one pure file that knows `random`: what functions draw is seeded
 OUTSIDE = {  # modules by which the world could get into the pure parts
     *(
