@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.later.deferred import ChangedLater
+from headrace.core.snapshot_metadata import PlacementMetadata
 
 
 class Backend(Protocol):
@@ -46,8 +47,8 @@ class Backend(Protocol):
     def take_later(self) -> ChangedLater:
         """Changes of the newest final epoch to timers, schedules, messages and expiring state."""
 
-    def shard_map(self) -> list[Any] | None:
-        """Owners and version, for a snapshot; None without workers."""
+    def describe(self) -> PlacementMetadata | None:
+        """The shard map, for a snapshot; None without workers."""
 
-    def place(self, owners: list[int], version: int) -> None:
+    def restore(self, metadata: PlacementMetadata) -> None:
         """Start with the shard map of a snapshot."""

@@ -46,6 +46,7 @@ from headrace.core.local import LocalBackend
 from headrace.core.log_records import Decree, Intent
 from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
+from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
 from headrace.core.source_batches import SourceBatches
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
@@ -351,11 +352,11 @@ class Engine:
         """Call it at the end of an epoch, before anything later has run."""
         if self.journal.is_full_next:
             changed = self.select(None, None)
-        self.journal.take(now_us, changed, *self.meta())
+        self.journal.take(now_us, changed, *self.describe())
 
-    def meta(self) -> tuple[int, int, dict[str, Any]]:
+    def describe(self) -> tuple[int, int, SnapshotMetadata]:
         """The last epoch, the first record that a recovery must read, and what the next epoch depends on."""
-        last, later = self.last, [item for item in self.backlog if isinstance(item, Epoch)]
+        later = [item for item in self.backlog if isinstance(item, Epoch)]
         open_epoch = self.sequencing.open
         first = later[0] if later else open_epoch
         position = later[0].position if later else self.journal.last + 1
@@ -363,21 +364,27 @@ class Engine:
             for piece in epoch.pieces:
                 if piece.source:
                     position = min(position, piece.source)
-        meta = {
-            "row": first.first,
-            "lc": self.sequencing.sequencer.count_at(first.tids.start) if later else self.sequencing.sequencer.lc,
-            "closed_us": last.closed_us if last is not None else self.sequencing.last_us,
-            "committed": self.committed,
-            "aborted": self.aborted,
-            "sources": self.sources.describe(first.number),
-            "has_forgotten": self.sources.has_forgotten,
-            "oldest": self.ledger.epochs[0].number,
-            "deferred": self.deferred.describe(),
-        }
-        shard_map = self.backend.shard_map()
-        if shard_map is not None:
-            meta["shards"] = shard_map
-        return first.number - 1, position, meta
+        metadata = SnapshotMetadata(
+            self.sequencing.describe(first, self.last),
+            CountsMetadata(self.committed, self.aborted),
+            self.sources.describe(first.number),
+            self.ledger.describe(),
+            self.deferred.describe(),
+            self.backend.describe(),
+            NOTHING_STORED,
+        )
+        return first.number - 1, position, metadata
+
+    def restore(self, epoch: int, metadata: SnapshotMetadata, kept: list[Epoch]) -> None:
+        """Start from a snapshot of this epoch, whose state is in the program. `kept` are the epochs up to it whose
+        replies are kept."""
+        self.committed, self.aborted = metadata.counts.committed, metadata.counts.aborted
+        self.sequencing.restore(metadata.sequencing, epoch)
+        self.ledger.restore(kept, self.sequencing.open)
+        self.sources.restore(metadata.sources, {each.number: each for each in kept})
+        self.deferred.restore(metadata.deferred)
+        if metadata.placement is not None:
+            self.backend.restore(metadata.placement)
 
     def metrics(self) -> dict[str, Any]:
         return {

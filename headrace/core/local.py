@@ -18,6 +18,7 @@ from headrace.core.later.deferred import ChangedLater
 from headrace.core.outcome import Outcome, first_difference
 from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor
+from headrace.core.snapshot_metadata import PlacementMetadata
 from headrace.errors import NotDeterministic
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ class LocalBackend:
     def take_later(self) -> ChangedLater:
         return self.engine.program.take_later()
 
-    def shard_map(self) -> list[Any] | None:
+    def describe(self) -> PlacementMetadata | None:
         return None
 
-    def place(self, owners: list[int], version: int) -> None:
+    def restore(self, metadata: PlacementMetadata) -> None:
         """Every shard is here."""
 
     def _snapshot_due(self, now_us: int) -> None:

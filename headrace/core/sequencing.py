@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from headrace.config import Config
 from headrace.core.epoch import CLOSED, Batch, Epoch, Piece, piece_of
+from headrace.core.snapshot_metadata import SequencingMetadata
 
 TID_MAX = (1 << 63) - 1
 
@@ -99,3 +100,22 @@ class Sequencing:
         epoch.closed_us = self.last_us
         self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), now_us)
         return epoch
+
+    # --- snapshots and replay ---
+
+    def describe(self, following: Epoch, last: Epoch | None) -> SequencingMetadata:
+        """For a snapshot between two epochs: the last that ran, if any did, and the one that follows."""
+        is_open = following is self.open
+        lc = self.sequencer.lc if is_open else self.sequencer.count_at(following.tids.start)
+        return SequencingMetadata(following.first, lc, self.last_us if last is None else last.closed_us)
+
+    def restore(self, metadata: SequencingMetadata, epoch: int) -> None:
+        """Continue after this epoch."""
+        self.sequencer.lc, self.last_us = metadata.lc, metadata.closed_us
+        self.open = Epoch(epoch + 1, metadata.row, 0)
+
+    def follow(self, epoch: Epoch) -> None:
+        """Continue after an epoch of the log."""
+        self.sequencer.lc = self.sequencer.count_at(epoch.tids[-1]) + 1
+        self.last_us = epoch.closed_us
+        self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us)

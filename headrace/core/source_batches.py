@@ -7,13 +7,10 @@ Never here: where their rows are stored.
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
-
 from headrace.config import Config
 from headrace.core.egress import Submission
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.snapshot_metadata import SourceMetadata, SourcesMetadata
 from headrace.errors import ReplyExpired, StreamError
 from headrace.wire.messages import Failure
 
@@ -69,34 +66,30 @@ class SourceBatches:
             final = [each for each, (_, ran) in self.last.items() if ran.is_final()]
             del self.last[next((each for each in final if each.startswith(ONCE)), (final or list(self.last))[0])]
 
-    def describe(self, first: int) -> dict[str, Any]:
+    def describe(self, first: int) -> SourcesMetadata:
         """What a snapshot keeps: each query's last batch, and the places of its rows in epochs before number `first`.
         Later rows are read from the log."""
-        return {
-            query: [
-                batch,
-                submission.ids,
-                {row: msgspec.structs.astuple(failure) for row, failure in submission.refused.items()},
-                [
-                    [epoch.number if isinstance(epoch, Epoch) else 0, *rows]
-                    for epoch, *rows in submission.stretches
-                    if isinstance(epoch, Failure) or epoch.number < first
-                ],
+        last = {}
+        for query, (batch, submission) in self.last.items():
+            stretches = [
+                (epoch.number if isinstance(epoch, Epoch) else 0, start, stop)
+                for epoch, start, stop in submission.stretches
+                if isinstance(epoch, Failure) or epoch.number < first
             ]
-            for query, (batch, submission) in self.last.items()
-        }
+            last[query] = SourceMetadata(batch, submission.ids, submission.refused, stretches)
+        return SourcesMetadata(last, self.has_forgotten)
 
-    def restore(self, described: dict[str, Any], epochs: dict[int, Epoch], has_forgotten: bool) -> None:
+    def restore(self, metadata: SourcesMetadata, epochs: dict[int, Epoch]) -> None:
         """`epochs` are those whose replies are still kept; rows of others get a failure."""
-        self.has_forgotten = has_forgotten
-        for query, (batch, ids, refused, stretches) in described.items():
-            submission = Submission(None, ids, {row: Failure(*failure) for row, failure in refused.items()})
-            for number, start, stop in stretches:
+        self.has_forgotten = metadata.has_forgotten
+        for query, last in metadata.last.items():
+            submission = Submission(None, last.ids, last.refused)
+            for number, start, stop in last.stretches:
                 if number in epochs:
                     submission.add(epochs[number], start, stop)
                 else:
                     submission.refuse(EXPIRED, stop - start)
-            self.last[query] = (batch, submission)
+            self.last[query] = (last.number, submission)
 
 
 def gap(query: str, batch: int, last: int) -> StreamError:

@@ -290,7 +290,7 @@ class Load:
         types: dict[str, Any] = {}
         if not plan.is_simple(self.df):
             types = {"hint": plan.hint, "records": self.bulk.app.records()}
-        now_us = max(int(self.bulk.meta["closed_us"]), time.time_ns() // 1000)
+        now_us = max(self.bulk.metadata.sequencing.closed_us, time.time_ns() // 1000)
         sealing = ColumnSealer(
             self.config,
             record=plan.record,

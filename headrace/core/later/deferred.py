@@ -24,6 +24,7 @@ from headrace.core.events import Perform, Responded
 from headrace.core.later.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
 from headrace.core.program import Program
 from headrace.core.signature import Args
+from headrace.core.snapshot_metadata import DeferredMetadata
 from headrace.errors import BadRequest
 from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Failure
@@ -207,12 +208,12 @@ class Deferred:
 
     # --- snapshots ---
 
-    def describe(self) -> dict[str, Any]:
-        return {"spent": dict(self.spent)}  # as they are now
+    def describe(self) -> DeferredMetadata:
+        return DeferredMetadata(dict(self.spent))  # as they are now
 
-    def restore(self, described: dict[str, Any]) -> None:
+    def restore(self, metadata: DeferredMetadata) -> None:
         """Call this when the state is that of the snapshot."""
-        self.spent = dict(described.get("spent", {}))
+        self.spent = dict(metadata.spent)
         self.note(self.program.items(BUILT_IN.name), 0)
         for name, queue in self.expiring.items():
             queue.restore((written_us(sealed), key) for key, sealed in self.program.items(name))

@@ -25,11 +25,12 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from headrace.core.snapshot_metadata import SourcesMetadata
 from headrace.core.source_batches import ONCE, gap
 from headrace.durability.identity import read_checked, with_checksum
 from headrace.durability.store import Store
@@ -273,7 +274,7 @@ class SegmentRetention:
         with self._lock:
             self._live.append(LiveBatch(number, source))
 
-    def retire(self, position: int, sources: dict[str, Any]) -> list[str]:
+    def retire(self, position: int, sources: SourcesMetadata) -> list[str]:
         """Deletes the segments of batches whose records come before `position`: no epoch that may run again uses them.
         `sources` has the last batch of each query, from a snapshot at that position. Returns the deleted names."""
         if position < self.known_from:
@@ -286,7 +287,7 @@ class SegmentRetention:
         for name in self.store.list(f"{SEGMENTS}/"):
             query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(SEPARATOR, 2)
             source = query, int(number)
-            is_past = source in gone or (query in sources and source[1] <= sources[query][0])
+            is_past = source in gone or (query in sources.last and source[1] <= sources.last[query].number)
             if is_past and source not in kept:
                 self.store.delete(name)
                 names.append(name)
