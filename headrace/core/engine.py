@@ -44,6 +44,7 @@ from headrace.core.later.deferred import Deferred
 from headrace.core.ledger import Ledger, reuse
 from headrace.core.local import LocalBackend
 from headrace.core.log_records import Decree, Intent
+from headrace.core.origin import FromClient, FromSource
 from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
 from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
@@ -61,6 +62,15 @@ class PendingExternal(NamedTuple):
     epoch: Epoch
     need: Need
     is_made: bool = False
+
+
+class UnfinishedBatch(NamedTuple):
+    """A logged batch of a source, some of whose rows are in no epoch yet."""
+
+    submission: Submission
+    batch: Batch
+    position: int  # of its record
+    done: int  # how many rows are in epochs
 
 
 class Engine:
@@ -105,7 +115,7 @@ class Engine:
         self.backlog: deque[Any] = deque()  # closed epochs that have not run, and other work between them
         self.ready = 0  # how much of it was there when this step began
         self.last: Epoch | None = None  # the last one that ran
-        self.unfinished: list[tuple[Submission, Batch, int]] = []  # source batches that a recovery found in the log
+        self.unfinished: list[UnfinishedBatch] = []  # that a recovery found in the log
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
@@ -177,12 +187,13 @@ class Engine:
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
         submission = Submission.of(token, batch)
-        ran = self.sources.take(batch.source, submission, len(batch), batch.after) if batch.source is not None else None
-        if ran is not None:
-            submission = ran.again(token)
-        elif batch.source is not None:
-            batch.position = submission.floor = self.journal.append(batch)
-            self._sequence(now_us, submission, batch)
+        if isinstance(batch.origin, FromSource):
+            ran = self.sources.take(batch.origin, submission, len(batch))
+            if ran is None:
+                submission.floor = self.journal.append(batch)
+                self._sequence(now_us, submission, batch, submission.floor)
+            else:
+                submission = ran.again(token)
         elif not len(batch) or self._claim(batch):
             self._sequence(now_us, submission, batch)
         else:
@@ -215,13 +226,14 @@ class Engine:
             and encode(epoch.args[at]) == encode(row.args[0])
         )
 
-    def _sequence(self, now_us: int, submission: Submission, batch: Batch, done: int = 0) -> None:
+    def _sequence(self, now_us: int, submission: Submission, batch: Batch, position: int = 0, done: int = 0) -> None:
+        """Put the rows from `done` on into epochs. `position` is that of the record of a source's batch."""
         while done < len(batch):
             epoch = self.sequencing.open
             start = len(epoch)
-            done += self.sequencing.add(batch, done, now_us)
+            done += self.sequencing.add(batch, done, now_us, position)
             submission.add(epoch, start, len(epoch))
-            if done == len(batch) and batch.source is None and not batch.is_own:
+            if done == len(batch) and isinstance(batch.origin, FromClient):
                 epoch.ids.append(batch.ids)
             if self.sequencing.is_full():
                 self.close(now_us)
@@ -229,8 +241,8 @@ class Engine:
     def _sequence_unfinished(self, now_us: int) -> None:
         """Continue source batches that an earlier engine logged but did not finish sequencing."""
         unfinished, self.unfinished = self.unfinished, []
-        for submission, batch, done in unfinished:
-            self._sequence(now_us, submission, batch, done)
+        for each in unfinished:
+            self._sequence(now_us, each.submission, each.batch, each.position, each.done)
 
     def _read(self, now_us: int, event: Read, effects: list[Any]) -> None:
         """State is read after all closed epochs have run."""
@@ -362,8 +374,8 @@ class Engine:
         position = later[0].position if later else self.journal.last + 1
         for epoch in [*later, open_epoch]:
             for piece in epoch.pieces:
-                if piece.source:
-                    position = min(position, piece.source)
+                if piece.position:
+                    position = min(position, piece.position)
         metadata = SnapshotMetadata(
             self.sequencing.describe(first, self.last),
             CountsMetadata(self.committed, self.aborted),

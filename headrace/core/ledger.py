@@ -69,8 +69,8 @@ class Ledger:
         later use counts."""
         self.epochs[-1] = epoch
         row = epoch.first
-        for ids, start, count, source, is_own in epoch.pieces:
-            if not source and not is_own:
+        for ids, start, count, position, is_own in epoch.pieces:
+            if not position and not is_own:
                 epoch.has_ids = True
                 if isinstance(ids, str):
                     self.runs[ids] = range(row - start, row + count)

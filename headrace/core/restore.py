@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.core.egress import Submission
-from headrace.core.engine import Engine
+from headrace.core.engine import Engine, UnfinishedBatch
 from headrace.core.epoch import CLOSED, Batch, Epoch
 from headrace.core.later.builtin import BUILT_IN
 from headrace.core.log_records import Decree, Note
@@ -64,10 +64,10 @@ def replay(engine: Engine, left: Restored) -> None:
             batches[number], done[number] = (record, engine.sources.again(record)), 0
         elif isinstance(record, Epoch):
             for piece, start in zip(record.pieces, record.starts(), strict=True):
-                if piece.source:
-                    done[piece.source] = piece.start + piece.size
+                if piece.position:
+                    done[piece.position] = piece.start + piece.size
                     if record.number > left.epoch:
-                        batches[piece.source][1].add(record, start, start + piece.size)
+                        batches[piece.position][1].add(record, start, start + piece.size)
                 elif piece.is_own and record.number > left.epoch:
                     rows = range(start, start + piece.size)
                     own = (str(record.keys[row]) for row in rows if record.entries[row].function.operator is BUILT_IN)
@@ -95,7 +95,7 @@ def replay(engine: Engine, left: Restored) -> None:
         engine.ledger.keep(engine.sequencing.open)
         engine.schedule(epoch)
     engine.unfinished = [
-        (submission, batch, done[number])
+        UnfinishedBatch(submission, batch, number, done[number])
         for number, (batch, submission) in batches.items()
         if done[number] < len(batch)
     ]

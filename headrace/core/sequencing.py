@@ -13,7 +13,8 @@ Never here: what the transactions do.
 from __future__ import annotations
 
 from headrace.config import Config
-from headrace.core.epoch import CLOSED, Batch, Epoch, Piece, piece_of
+from headrace.core.epoch import CLOSED, Batch, Epoch
+from headrace.core.origin import FromClient
 from headrace.core.snapshot_metadata import SequencingMetadata
 
 TID_MAX = (1 << 63) - 1
@@ -60,8 +61,9 @@ class Sequencing:
         self.open = Epoch(1, 0, 0)
         self.last_us = 0  # when the last epoch was closed
 
-    def add(self, batch: Batch, start: int, now_us: int) -> int:
-        """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for."""
+    def add(self, batch: Batch, start: int, now_us: int, position: int = 0) -> int:
+        """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for. `position` is that
+        of the record of a source's batch."""
         epoch = self.open
         if not epoch.keys:
             epoch.opened_us = now_us
@@ -72,17 +74,12 @@ class Sequencing:
                 if epoch.bytes >= self.bytes_max:
                     stop = at + 1
                     break
-        epoch.has_ids |= batch.source is None and not batch.is_own
-        epoch.stored.append(batch.stored)
+        epoch.has_ids |= isinstance(batch.origin, FromClient)
+        epoch.stored.append(batch.origin.stored)
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
         epoch.args += batch.args[start:stop]
-        if batch.source is not None:
-            epoch.pieces.append(piece_of(batch, start, stop))
-        elif isinstance(batch.ids, str):
-            epoch.pieces.append(Piece(batch.ids, start, stop - start))
-        else:
-            epoch.pieces.append(Piece(batch.ids[start:stop], 0, stop - start, 0, batch.is_own))
+        epoch.pieces.append(batch.piece(start, stop, position))
         return stop - start
 
     def is_full(self) -> bool:

@@ -72,8 +72,8 @@ class StoreWork:
         """Call this as soon as the effect arrives: the epoch has not run yet."""
         record, records = effect.record, self.records
         retired = record.epoch if isinstance(record, Retired) else 0
-        if isinstance(record, Batch) and record.closed is not None:
-            self.opened_store.segments.note(effect.number, record.closed.source)
+        if isinstance(record, Batch):
+            self.opened_store.segments.note(effect.number, record)
         return PendingRecord(effect.number, records.to_columns(record), records.pack, retired)
 
     def append(self, group: Sequence[PendingRecord | Check]) -> list[StoreEvent]:

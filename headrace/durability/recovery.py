@@ -158,8 +158,8 @@ class OpenedStore:
             is_later = isinstance(logged.record, Epoch) and logged.record.number > epoch
             if is_later and logged.fingerprint != self.fingerprint:
                 self._refuse_code(logged)
-            if isinstance(logged.record, Batch) and logged.record.closed is not None:
-                self.segments.note(logged.number, logged.record.closed.source)
+            if isinstance(logged.record, Batch):
+                self.segments.note(logged.number, logged.record)
             found.append(logged)
         return found
 

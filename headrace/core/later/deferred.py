@@ -22,6 +22,7 @@ from typing import Any
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.events import Perform, Responded
 from headrace.core.later.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
+from headrace.core.origin import FromEngine
 from headrace.core.program import Program
 from headrace.core.signature import Args
 from headrace.core.snapshot_metadata import DeferredMetadata
@@ -190,7 +191,7 @@ class Deferred:
             entries.append(entry)
             arguments.append(args)
         ids = [f"headrace/{function.name}/{key}" for function, key, _ in rows]
-        return Batch(ids, entries, [key for _, key, _ in rows], arguments, is_own=True)
+        return Batch(FromEngine(ids), entries, [key for _, key, _ in rows], arguments)
 
     def next_due_us(self, now_us: int) -> int | None:
         """When there is something to log, as far as known."""

@@ -20,6 +20,7 @@ from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.events import Snapshot
 from headrace.core.local import run_backlog
+from headrace.core.origin import BatchId
 from headrace.core.program import Table
 from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.core.snapshot_metadata import INITIAL, LedgerMetadata
@@ -217,8 +218,8 @@ class StoreReader:
         snapshot = Snapshot(replay.epoch, 1, entities, metadata, True)
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
         new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
-        for query, last in metadata.sources.last.items():
-            mark_taken(new, (query, last.number))  # so that the query can continue
+        for source, last in metadata.sources.last.items():
+            mark_taken(new, BatchId(source, last.number))  # so that the source can continue
         replies.close()
         log.close()
         new.create(IDENTITY, with_checksum(identity))  # last: a half-written store does not count as one
