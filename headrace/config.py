@@ -43,8 +43,8 @@ class Config:
     request_ids_max: int = 250_000
     request_id_retention_us: int = 600_000_000
 
-    # Number of streaming queries whose last batch is remembered.
-    queries_max: int = 1_000
+    # Number of sources, such as streaming queries, whose last batch is remembered.
+    sources_max: int = 1_000
 
     # Back-pressure: transactions taken from clients and not answered yet.
     pending_transactions_max: int = 1_000_000

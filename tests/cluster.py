@@ -11,6 +11,7 @@ import pytest
 
 from headrace import App, Config, Reply
 from headrace.core.events import Answer, Read, ReadResult, Send
+from headrace.core.origin import FromClient
 from headrace.core.placement import ShardMap
 from headrace.model.operator import Operator
 from headrace.sim.cases import exactly as exactly
@@ -45,7 +46,8 @@ class Cluster(Driver):
 
     def send(self, *batches: Sequence[Any]) -> None:
         """Submit in one step: each batch is a list of (function, key, *args)."""
-        self.hand_over(*(self.admission.admit(f"batch{n}", calls) for n, calls in enumerate(batches, self.submitted)))
+        numbered = enumerate(batches, self.submitted)
+        self.hand_over(*(self.admission.admit(FromClient(f"batch{n}"), calls) for n, calls in numbered))
 
     def run(self, calls: Sequence[Any]) -> list[Reply]:
         """Submit one batch and let everything happen."""

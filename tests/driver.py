@@ -14,6 +14,7 @@ from headrace.core.admission import Admission
 from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.events import Answer, ReadResult, Refuse, Submit, Tick
+from headrace.core.origin import FromClient
 from headrace.runtime.client import Replies, Reply
 from headrace.sim.fleet import Choose, Fleet
 from headrace.wire.messages import RequestIds
@@ -63,7 +64,7 @@ class Driver(Fleet):
 
     def submit_at(self, now_us: int, *batches: tuple[RequestIds, Sequence[Any]]) -> range:
         """One step with these batches, `(ids, calls)` each. Returns their tokens."""
-        return self.hand_over(*(self.admission.admit(ids, calls) for ids, calls in batches), now_us=now_us)
+        return self.hand_over(*(self.admission.admit(FromClient(ids), calls) for ids, calls in batches), now_us=now_us)
 
     def call_at(self, now_us: int, request_id: str, *call: Any) -> Reply:
         """One call in a step of its own, with an interval of 0."""

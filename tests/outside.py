@@ -11,6 +11,7 @@ from typing import Any
 from headrace import App, Config, Reply
 from headrace.core.epoch import Epoch
 from headrace.core.events import Lost, Perform, Read, Refuse, Rescale, Rescaled, Responded
+from headrace.core.origin import FromClient
 from headrace.sim.oracle import Oracle
 from tests.cluster import exactly
 from tests.driver import Driver
@@ -58,7 +59,7 @@ class World(Driver):
         self.core.sequencing.close = closing
 
     def send(self, calls: Sequence[Any]) -> int:
-        return self.hand_over(self.admission.admit(f"batch{self.submitted}", calls))[0]
+        return self.hand_over(self.admission.admit(FromClient(f"batch{self.submitted}"), calls))[0]
 
     def run(self, *calls: Any) -> list[Reply]:
         token = self.send(calls)

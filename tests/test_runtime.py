@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Abort, App, Config, Runtime
+from headrace.core.origin import FromClient, FromSource
 from headrace.errors import BadCall, ModelError, Overloaded, Stopped, StreamError, TooLarge
 from tests.driver import Driver
 from tests.programs import MANY
@@ -150,7 +151,7 @@ def test_a_cancelled_task_neither_breaks_the_runtime_nor_takes_back_its_call() -
 def test_cancelling_a_submission_does_not_break_the_runtime() -> None:
     with Runtime(bank) as runtime:
         waiting = hold(runtime)
-        submitted = runtime.submit(runtime.admission.admit(["x"], [(deposit, "k", 1)]))
+        submitted = runtime.submit(runtime.admission.admit(FromClient(["x"]), [(deposit, "k", 1)]))
         submitted.cancel()
         gate.set()
         waiting.result(PATIENCE_S)
@@ -511,10 +512,9 @@ def test_an_empty_batch_leaves_nothing_behind() -> None:
 # --- batches of a source ----------------------------------------------------------------------------------------------
 
 
-def source_batch(driver: Driver, number: int, rows: int = 2, query: str = "q") -> Any:
-    batch = driver.admission.admit(f"{query}/{number}", [(deposit, "k", 1)] * rows)
-    batch.source = (query, number)
-    return batch
+def source_batch(driver: Driver, number: int, rows: int = 2, source: str = "q") -> Any:
+    origin = FromSource(f"{source}/{number}", source, number)
+    return driver.admission.admit(origin, [(deposit, "k", 1)] * rows)
 
 
 @pytest.mark.parametrize("interval_us", [0, 100])

@@ -19,6 +19,7 @@ from headrace.bench.scaling import FORMS, Form
 from headrace.config import Config
 from headrace.core.admission import Admission
 from headrace.core.events import Submit
+from headrace.core.origin import FromClient
 from headrace.sim.fleet import Fleet
 
 # The timed methods: of a worker, of its executor, of the coordinator.
@@ -67,7 +68,7 @@ class WatchedFleet:
 
     def submit(self, function: Any, keys: list[Any], args: list[Any]) -> None:
         self.sent += 1
-        batch = self.admission.admit_columns(f"batch-{self.sent}", function, keys, args)
+        batch = self.admission.admit_columns(FromClient(f"batch-{self.sent}"), function, keys, args)
         self.fleet.submit(Submit([(self.sent, batch)]))
         self.fleet.settle()
 

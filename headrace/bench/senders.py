@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from headrace.core.origin import FromClient
 from headrace.model.operator import Function
 from headrace.runtime import gc_settings
 from headrace.runtime.driver import Driver
@@ -67,7 +68,7 @@ def send(
 
 def hand_over(runtime: Driver, function: Function, keys: list[int], args: list[tuple[Any, ...]]) -> Future[Answers]:
     """Like `client.map`, without waiting for the answers."""
-    return runtime.submit(runtime.admission.admit_columns(runtime.client.new_id(), function, keys, args))
+    return runtime.submit(runtime.admission.admit_columns(FromClient(runtime.client.new_id()), function, keys, args))
 
 
 def send_on_time(count: int, per_s: float, submit: Callable[[int], Future[Any]]) -> Stopwatch:

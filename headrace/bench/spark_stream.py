@@ -26,6 +26,7 @@ from headrace.bench import ycsb
 from headrace.bench.pace import PaceFile, transfers
 from headrace.config import Config
 from headrace.core.epoch import Batch, Epoch
+from headrace.core.origin import FromSource
 from headrace.durability.store import DirectoryStore
 from headrace.runtime import gc_settings
 from headrace.runtime.inprocess import Runtime
@@ -82,15 +83,15 @@ class WatchedRuntime(Runtime):
         store_work.prepare, store_work.keep = self._note_final, self._note_kept  # type: ignore[method-assign,assignment]
 
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
-        if batch.source is not None:
-            self.handed[batch.source[1]] = time.time()
+        if isinstance(batch.origin, FromSource):
+            self.handed[batch.origin.number] = time.time()
         return super().submit(batch, wait)
 
     def _note_final(self, epoch: Epoch, *more: Any) -> None:
         if epoch.number not in self.final:
             self.final[epoch.number] = time.time()
             for piece in epoch.pieces:
-                if piece.source:
+                if piece.position:
                     batch = int(str(piece.ids).rpartition("/")[2])
                     self.runs.append(BatchRun(epoch.number, batch, piece.start, piece.size))
                     self.rows_final += piece.size

@@ -24,6 +24,7 @@ from headrace.bench.senders import Stopwatch
 from headrace.core.admission import Admission
 from headrace.core.engine import Engine
 from headrace.core.events import Answer, Submit
+from headrace.core.origin import FromClient
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.model.operator import Function
@@ -262,7 +263,7 @@ class EngineInThread:
         self.tables = {name: table.states for name, table in self._engine.state.tables.items()}
 
     def map(self, request_id: str, function: Function, keys: list[Any], args: list[tuple[Any, ...]]) -> Answers:
-        batch = self._admission.admit_columns(request_id, function, keys, args)
+        batch = self._admission.admit_columns(FromClient(request_id), function, keys, args)
         (answer,) = self._engine.step(time.time_ns() // 1_000, Submit([(None, batch)]))
         assert isinstance(answer, Answer)
         return answer.answers

@@ -93,7 +93,7 @@ def of_epoch(header: EpochHeader, columns: Columns, failures: dict[int, Any], ca
     if calls:
         # The rows of a source's batch are in the record of that batch.
         own = [
-            row for piece, start in pieces_of(header) if not piece.source for row in range(start, start + piece.size)
+            row for piece, start in pieces_of(header) if not piece.position for row in range(start, start + piece.size)
         ]
         results = from_column(columns["result"]) if "result" in columns else None
         row["calls"] = [

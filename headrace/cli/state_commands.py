@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -63,7 +64,14 @@ def show_snapshot(store: str, epoch: int | None, as_json: bool) -> None:
         }
         for layer in manifest.layers
     ]
-    meta = {name: value for name, value in manifest.meta.items() if isinstance(value, int | str)}
+    metadata = manifest.metadata
+    sections = (metadata.sequencing, metadata.counts, metadata.sources, metadata.ledger)
+    meta = {
+        name: value
+        for section in sections
+        for name, value in msgspec.structs.asdict(section).items()
+        if isinstance(value, int)
+    }
     entities = {operator: len(table) for operator, table in loaded.tables.items()}
     row = row_of(manifest) | {"entities": entities, "meta": meta, "layers": layers}
     if as_json:

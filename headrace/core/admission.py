@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from headrace.core.epoch import Batch
+from headrace.core.origin import Origin
 from headrace.core.program import Entry, Program
 from headrace.core.signature import Args
 from headrace.errors import BadArguments, BadRequest, HeadraceError, TooLarge, UnknownFunction
 from headrace.model.operator import RESERVED
-from headrace.wire.messages import Failure, RequestIds
+from headrace.wire.messages import Failure
 from headrace.wire.values import Key, shown, size_of
 
 
@@ -25,45 +28,33 @@ class Admission:
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def admit(self, ids: RequestIds, calls: Sequence[Any]) -> Batch:
+    def admit(self, origin: Origin, calls: Sequence[Any]) -> Batch:
         """Calls are `(function, key, *args)`. The batch lists those that are refused."""
-        if not isinstance(ids, str):
-            ids = list(ids)
-            if len(ids) != len(calls):
-                raise BadRequest(f"{len(ids)} request ids for {len(calls)} calls")
+        if not isinstance(origin.ids, str):
+            origin = msgspec.structs.replace(origin, ids=list(origin.ids))
+            if len(origin.ids) != len(calls):
+                raise BadRequest(f"{len(origin.ids)} request ids for {len(calls)} calls")
         try:
             functions = {call[0] for call in calls}
             if len(functions) == 1 and set(map(type, calls)) == {tuple}:
                 keys, args = [call[1] for call in calls], [call[2:] for call in calls]
-                return self.admit_columns(ids, functions.pop(), keys, args)
+                return self.admit_columns(origin, functions.pop(), keys, args)
         except (TypeError, LookupError):
             pass
-        return self.admit_rows(ids, [take_apart(call) for call in calls])
+        return self.admit_rows(origin, [take_apart(call) for call in calls])
 
-    def admit_columns(
-        self,
-        ids: RequestIds,
-        function: Any,
-        keys: list[Any],
-        args: list[Args],
-        source: tuple[str, int] | None = None,
-    ) -> Batch:
+    def admit_columns(self, origin: Origin, function: Any, keys: list[Any], args: list[Args]) -> Batch:
         """One function for many keys: checked in columns; one by one only if a check fails."""
         try:
             entry = self._find(function)
             is_plain = entry.operator.partition_by is None
             if is_plain and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
-                return Batch(ids, [entry] * len(keys), keys, args, source=source)
+                return Batch(origin, [entry] * len(keys), keys, args)
         except UnknownFunction:
             pass
-        return self.admit_rows(ids, [(function, key, row) for key, row in zip(keys, args, strict=True)], source)
+        return self.admit_rows(origin, [(function, key, row) for key, row in zip(keys, args, strict=True)])
 
-    def admit_rows(
-        self,
-        ids: RequestIds,
-        calls: list[tuple[Any, Any, Any] | BadRequest],
-        source: tuple[str, int] | None = None,
-    ) -> Batch:
+    def admit_rows(self, origin: Origin, calls: list[tuple[Any, Any, Any] | BadRequest]) -> Batch:
         """Calls are `(function, key, args)`, or the error of an invalid call."""
         entries: list[Entry] = []
         keys: list[Key] = []
@@ -88,7 +79,7 @@ class Admission:
                 keys.append(key)
                 arguments.append(args)
                 sizes.append(sum(map(size_of, args)))
-        return Batch(ids, entries, keys, arguments, refused, source, sizes if any(sizes) else None)
+        return Batch(origin, entries, keys, arguments, refused, sizes if any(sizes) else None)
 
     def _find(self, function: Any) -> Entry:
         entry = self.program.find(function)

@@ -22,6 +22,7 @@ from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.later.deferred import ChangedLater
 from headrace.core.program import Program
+from headrace.core.snapshot_metadata import PlacementMetadata
 from headrace.core.state import State
 from headrace.wire.messages import Need
 
@@ -54,10 +55,10 @@ class Backend(Protocol):
     def take_later(self) -> ChangedLater:
         """Changes of the newest final epoch to timers, schedules, messages and expiring state."""
 
-    def shard_map(self) -> list[Any] | None:
-        """Owners and version, for a snapshot; None without workers."""
+    def describe(self) -> PlacementMetadata | None:
+        """The shard map, for a snapshot; None without workers."""
 
-    def place(self, owners: list[int], version: int) -> None:
+    def restore(self, metadata: PlacementMetadata) -> None:
         """Start with the shard map of a snapshot."""
 
 

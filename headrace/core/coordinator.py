@@ -36,6 +36,7 @@ from headrace.core.outcome import first_difference
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
+from headrace.core.snapshot_metadata import PlacementMetadata
 from headrace.errors import ConfigError, NotDeterministic
 from headrace.model.app import App
 from headrace.wire.messages import (
@@ -437,13 +438,13 @@ class Coordinator(Maintenance):
 
     # --- the shard map ------------------------------------------------------------------------------------------------
 
-    def shard_map(self) -> list[Any] | None:
-        return [self.shards.owners, self.shards.version]
+    def describe(self) -> PlacementMetadata | None:
+        return PlacementMetadata(self.shards.owners, self.shards.version)
 
-    def place(self, owners: list[int], version: int) -> None:
+    def restore(self, metadata: PlacementMetadata) -> None:
         """Start with an earlier coordinator's shard map; its number of workers may differ."""
-        before = ShardMap(owners, version)
-        self.shards = before if max(owners) == self.workers else before.rescaled(self.workers)
+        before = ShardMap(metadata.owners, metadata.version)
+        self.shards = before if max(before.owners) == self.workers else before.rescaled(self.workers)
 
     # --- terms --------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ class Submission:
     @classmethod
     def of(cls, token: Any, batch: Batch) -> Submission:
         """Batches that came through the store get no answers here: they are read there."""
-        return cls(token, batch.given_ids, batch.refused) if batch.closed is None else cls(token, "", {})
+        return cls(token, batch.origin.ids, batch.refused) if batch.origin.stored is None else cls(token, "", {})
 
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
         self.stretches.append((epoch, start, stop))

@@ -44,8 +44,10 @@ from headrace.core.later.deferred import Deferred
 from headrace.core.ledger import Ledger, reuse
 from headrace.core.local import LocalBackend
 from headrace.core.log_records import Decree, Intent
+from headrace.core.origin import FromClient, FromSource
 from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
+from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
 from headrace.core.source_batches import SourceBatches
 from headrace.core.state import State
 from headrace.errors import HeadraceError, Poisoned
@@ -60,6 +62,15 @@ class PendingExternal(NamedTuple):
     epoch: Epoch
     need: Need
     is_made: bool = False
+
+
+class UnfinishedBatch(NamedTuple):
+    """A logged batch of a source, some of whose rows are in no epoch yet."""
+
+    submission: Submission
+    batch: Batch
+    position: int  # of its record
+    done: int  # how many rows are in epochs
 
 
 class Engine:
@@ -106,7 +117,7 @@ class Engine:
         self.backlog: deque[Any] = deque()  # closed epochs that have not run, and other work between them
         self.ready = 0  # how much of it was there when this step began
         self.last: Epoch | None = None  # the last one that ran
-        self.unfinished: list[tuple[Submission, Batch, int]] = []  # source batches that a recovery found in the log
+        self.unfinished: list[UnfinishedBatch] = []  # that a recovery found in the log
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
@@ -178,12 +189,13 @@ class Engine:
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
         submission = Submission.of(token, batch)
-        ran = self.sources.take(batch.source, submission, len(batch), batch.after) if batch.source is not None else None
-        if ran is not None:
-            submission = ran.again(token)
-        elif batch.source is not None:
-            batch.position = submission.floor = self.journal.append(batch)
-            self._sequence(now_us, submission, batch)
+        if isinstance(batch.origin, FromSource):
+            ran = self.sources.take(batch.origin, submission, len(batch))
+            if ran is None:
+                submission.floor = self.journal.append(batch)
+                self._sequence(now_us, submission, batch, submission.floor)
+            else:
+                submission = ran.again(token)
         elif not len(batch) or self._claim(batch):
             self._sequence(now_us, submission, batch)
         else:
@@ -216,13 +228,14 @@ class Engine:
             and encode(epoch.args[at]) == encode(row.args[0])
         )
 
-    def _sequence(self, now_us: int, submission: Submission, batch: Batch, done: int = 0) -> None:
+    def _sequence(self, now_us: int, submission: Submission, batch: Batch, position: int = 0, done: int = 0) -> None:
+        """Put the rows from `done` on into epochs. `position` is that of the record of a source's batch."""
         while done < len(batch):
             epoch = self.sequencing.open
             start = len(epoch)
-            done += self.sequencing.add(batch, done, now_us)
+            done += self.sequencing.add(batch, done, now_us, position)
             submission.add(epoch, start, len(epoch))
-            if done == len(batch) and batch.source is None and not batch.is_own:
+            if done == len(batch) and isinstance(batch.origin, FromClient):
                 epoch.ids.append(batch.ids)
             if self.sequencing.is_full():
                 self.close(now_us)
@@ -230,8 +243,8 @@ class Engine:
     def _sequence_unfinished(self, now_us: int) -> None:
         """Continue source batches that an earlier engine logged but did not finish sequencing."""
         unfinished, self.unfinished = self.unfinished, []
-        for submission, batch, done in unfinished:
-            self._sequence(now_us, submission, batch, done)
+        for each in unfinished:
+            self._sequence(now_us, each.submission, each.batch, each.position, each.done)
 
     def _read(self, now_us: int, event: Read, effects: list[Any]) -> None:
         """State is read after all closed epochs have run."""
@@ -343,33 +356,39 @@ class Engine:
         """Call it at the end of an epoch, before anything later has run."""
         if self.journal.is_full_next:
             changed = self.state.select()
-        self.journal.take(now_us, changed, *self.meta())
+        self.journal.take(now_us, changed, *self.describe())
 
-    def meta(self) -> tuple[int, int, dict[str, Any]]:
+    def describe(self) -> tuple[int, int, SnapshotMetadata]:
         """The last epoch, the first record that a recovery must read, and what the next epoch depends on."""
-        last, later = self.last, [item for item in self.backlog if isinstance(item, Epoch)]
+        later = [item for item in self.backlog if isinstance(item, Epoch)]
         open_epoch = self.sequencing.open
         first = later[0] if later else open_epoch
         position = later[0].position if later else self.journal.last + 1
         for epoch in [*later, open_epoch]:
             for piece in epoch.pieces:
-                if piece.source:
-                    position = min(position, piece.source)
-        meta = {
-            "row": first.first,
-            "lc": self.sequencing.sequencer.count_at(first.tids.start) if later else self.sequencing.sequencer.lc,
-            "closed_us": last.closed_us if last is not None else self.sequencing.last_us,
-            "committed": self.committed,
-            "aborted": self.aborted,
-            "sources": self.sources.describe(first.number),
-            "has_forgotten": self.sources.has_forgotten,
-            "oldest": self.ledger.epochs[0].number,
-            "deferred": self.deferred.describe(),
-        }
-        shard_map = self.backend.shard_map()
-        if shard_map is not None:
-            meta["shards"] = shard_map
-        return first.number - 1, position, meta
+                if piece.position:
+                    position = min(position, piece.position)
+        metadata = SnapshotMetadata(
+            self.sequencing.describe(first, self.last),
+            CountsMetadata(self.committed, self.aborted),
+            self.sources.describe(first.number),
+            self.ledger.describe(),
+            self.deferred.describe(),
+            self.backend.describe(),
+            NOTHING_STORED,
+        )
+        return first.number - 1, position, metadata
+
+    def restore(self, epoch: int, metadata: SnapshotMetadata, kept: list[Epoch]) -> None:
+        """Start from a snapshot of this epoch, whose state is in the program. `kept` are the epochs up to it whose
+        replies are kept."""
+        self.committed, self.aborted = metadata.counts.committed, metadata.counts.aborted
+        self.sequencing.restore(metadata.sequencing, epoch)
+        self.ledger.restore(kept, self.sequencing.open)
+        self.sources.restore(metadata.sources, {each.number: each for each in kept})
+        self.deferred.restore(metadata.deferred, self.state)
+        if metadata.placement is not None:
+            self.backend.restore(metadata.placement)
 
     def metrics(self) -> dict[str, Any]:
         return {

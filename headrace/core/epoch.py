@@ -9,6 +9,9 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import msgspec
+
+from headrace.core.origin import FromClient, FromEngine, FromSource, Origin
 from headrace.core.program import Entry
 from headrace.core.signature import Args
 from headrace.wire.messages import Failure, RequestIds, id_of
@@ -24,7 +27,7 @@ class Piece(NamedTuple):
     ids: RequestIds  # of the whole batch; or of these rows, if each has its own
     start: int
     size: int
-    source: int = 0  # the number of the log record with the rows, for a source batch
+    position: int = 0  # of the log record with the rows, for a batch of a source
     is_own: bool = False  # not from outside: timers, schedules, sweeps
 
     def id_at(self, row: int) -> str:
@@ -92,61 +95,40 @@ class Epoch:
         return len(self.keys)
 
 
-class Batch:
-    """Admitted calls of one request, as columns; some may turn out to be repeats. Rows refused at admission are not
+class Batch(msgspec.Struct, frozen=True, eq=False):
+    """Admitted calls of one origin, as columns; some may turn out to be repeats. Rows refused at admission are not
     in the columns, but their places and reasons are kept for the answers."""
 
-    __slots__ = (
-        "after",
-        "args",
-        "closed",
-        "entries",
-        "given_ids",
-        "ids",
-        "is_own",
-        "keys",
-        "position",
-        "refused",
-        "sizes",
-        "source",
-        "stored",
-    )
+    origin: Origin
+    entries: list[Entry]
+    keys: list[Key]
+    args: list[Args]
+    refused: dict[int, Failure] = {}
+    sizes: list[int] | None = None  # bytes of each row's arguments, if any need counting
+    ids: RequestIds = ""  # of rows not refused; they follow from the origin
 
-    def __init__(
-        self,
-        ids: RequestIds,
-        entries: list[Entry],
-        keys: list[Key],
-        args: list[Args],
-        refused: dict[int, Failure] | None = None,
-        source: tuple[str, int] | None = None,
-        sizes: list[int] | None = None,
-        is_own: bool = False,
-    ) -> None:
-        self.position = 0  # of a source batch: the number of its record in the log
-        self.closed: Any = None  # of one whose rows are already durable: where they are,
-        self.stored: bytes | None = None  # the same for readers,
-        self.after = -1  # and the last one that ran, by the store: the engine may have forgotten
-        self.is_own = is_own
-        self.sizes = sizes  # bytes of each row's arguments, if any need counting
-        self.entries, self.keys, self.args = entries, keys, args
-        self.refused = refused or {}
-        self.given_ids = self.ids = ids  # given: of all rows; ids: of rows not refused
+    def __post_init__(self) -> None:
+        ids = self.origin.ids
         if self.refused:
-            count = len(keys) + len(self.refused)
-            self.ids = [id_of(ids, at) for at in range(count) if at not in self.refused]
-        self.source = source  # (query id, batch id): taken once as a whole, so row ids are not kept
+            count = len(self.keys) + len(self.refused)
+            ids = [id_of(ids, at) for at in range(count) if at not in self.refused]
+        msgspec.structs.force_setattr(self, "ids", ids)
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def row(self, at: int) -> Batch:
-        ids = [id_of(self.ids, at)]
+        """One row of a client's batch, as a batch of its own."""
+        origin = FromClient([id_of(self.ids, at)])
         sizes = None if self.sizes is None else self.sizes[at : at + 1]
-        return Batch(ids, self.entries[at : at + 1], self.keys[at : at + 1], self.args[at : at + 1], sizes=sizes)
+        return Batch(origin, self.entries[at : at + 1], self.keys[at : at + 1], self.args[at : at + 1], sizes=sizes)
 
-
-def piece_of(batch: Batch, start: int, stop: int) -> Piece:
-    """These rows of a source batch. Their ids are for the replies; the log has them in the batch's record."""
-    ids = batch.ids if isinstance(batch.ids, str) else batch.ids[start:stop]
-    return Piece(ids, start, stop - start, batch.position)
+    def piece(self, start: int, stop: int, position: int = 0) -> Piece:
+        """These rows, for an epoch. `position` is that of the record of a source's batch. The ids of its rows are for
+        the replies; the log has them in that record."""
+        ids = self.ids
+        if isinstance(ids, str):
+            return Piece(ids, start, stop - start, position)
+        if isinstance(self.origin, FromSource):
+            return Piece(ids[start:stop], start, stop - start, position)
+        return Piece(ids[start:stop], 0, stop - start, 0, isinstance(self.origin, FromEngine))

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.log_records import Record
+from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.errors import HeadraceError
 from headrace.wire.messages import Answers, Entities, Frame
 
@@ -171,7 +172,7 @@ class Snapshot(NamedTuple):
     epoch: int
     position: int  # the first record of the log that a recovery has to read
     delta: Delta
-    meta: dict[str, Any]
+    metadata: SnapshotMetadata
     is_full: bool = False  # it replaces all earlier ones
 
 

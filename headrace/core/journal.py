@@ -25,6 +25,7 @@ from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Append, Check, Delta, JournalEffect, Keep, Save, Snapshot, SnapshotTaken
 from headrace.core.log_records import Note, Record, Retired
+from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.core.state import entities_of
 from headrace.wire.messages import Entities
 
@@ -50,6 +51,12 @@ class Journal:
         self.wanted: list[Any] = []  # tokens of requests for a snapshot
         self.promised: list[Any] = []  # those that the one under way answers
         self.effects: list[JournalEffect] = []
+
+    def restore(self, epoch: int, last: int, is_full_next: bool) -> None:
+        """Continue after the log's last record, with a snapshot of this epoch. With `is_full_next`, its state has
+        changed since, and a full one is taken at once."""
+        self.saved_epoch, self.last, self.durable = epoch, last, last
+        self.is_full_next = self.is_due = is_full_next
 
     def append(self, record: Record) -> int:
         """Send a record to the log; returns its number."""
@@ -119,7 +126,7 @@ class Journal:
             return None
         return self.saved_us + self.config.snapshot_interval_us
 
-    def take(self, now_us: int, changed: Delta, epoch: int, position: int, meta: dict[str, Any]) -> None:
+    def take(self, now_us: int, changed: Delta, epoch: int, position: int, metadata: SnapshotMetadata) -> None:
         """Take a snapshot at the end of `epoch`. It is saved once all records so far are durable: it depends on them,
         and a recovery reads them after it."""
         if self.carried:
@@ -130,7 +137,7 @@ class Journal:
         if epoch == self.saved_epoch and not self.is_full_next:  # nothing has run since the last one
             self._keep_promises()
             return
-        self.unsaved = Snapshot(epoch, position, changed, meta, self.is_full_next)
+        self.unsaved = Snapshot(epoch, position, changed, metadata, self.is_full_next)
         self.follows_from, self.is_full_next = self.last, False
         self._keep()
         self._save()

@@ -16,6 +16,7 @@ from bisect import bisect_right
 from headrace.config import Config
 from headrace.core.admission import failure_of
 from headrace.core.epoch import FINAL, Epoch
+from headrace.core.snapshot_metadata import LedgerMetadata
 from headrace.errors import RequestIdReused
 from headrace.wire.messages import Failure, RequestIds
 from headrace.wire.values import shown
@@ -68,8 +69,8 @@ class Ledger:
         later use counts."""
         self.epochs[-1] = epoch
         row = epoch.first
-        for ids, start, count, source, is_own in epoch.pieces:
-            if not source and not is_own:
+        for ids, start, count, position, is_own in epoch.pieces:
+            if not position and not is_own:
                 epoch.has_ids = True
                 if isinstance(ids, str):
                     self.runs[ids] = range(row - start, row + count)
@@ -77,6 +78,17 @@ class Ledger:
                     self._take(ids, row)
                 epoch.ids.append(ids)
             row += count
+
+    def describe(self) -> LedgerMetadata:
+        return LedgerMetadata(self.epochs[0].number)
+
+    def restore(self, kept: list[Epoch], following: Epoch) -> None:
+        """Take the ids of these epochs, whose replies are kept, and open the one that follows."""
+        for epoch in kept:
+            if epoch.has_ids:
+                self.adopt(epoch)
+                self.keep(Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us))
+        self.epochs[-1] = following
 
     def keep(self, epoch: Epoch) -> None:
         """Add the next open epoch. The previous one is closed; if it holds only source batches, it has no ids to find

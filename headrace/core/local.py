@@ -18,6 +18,7 @@ from headrace.core.events import Read, TakeSnapshot
 from headrace.core.later.deferred import ChangedLater, later_of
 from headrace.core.outcome import Outcome, first_difference
 from headrace.core.serial import SerialExecutor
+from headrace.core.snapshot_metadata import PlacementMetadata
 from headrace.errors import NotDeterministic
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ class LocalBackend:
     def take_later(self) -> ChangedLater:
         return later_of(self.changes, self.engine.program)
 
-    def shard_map(self) -> list[Any] | None:
+    def describe(self) -> PlacementMetadata | None:
         return None
 
-    def place(self, owners: list[int], version: int) -> None:
+    def restore(self, metadata: PlacementMetadata) -> None:
         """Every shard is here."""
 
     def _snapshot_due(self, now_us: int) -> None:

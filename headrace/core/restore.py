@@ -11,13 +11,14 @@ Never here: files, formats, the store.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.core.egress import Submission
-from headrace.core.engine import Engine
+from headrace.core.engine import Engine, UnfinishedBatch
 from headrace.core.epoch import CLOSED, Batch, Epoch
 from headrace.core.later.builtin import BUILT_IN
 from headrace.core.log_records import Decree, Note
+from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.core.state import States
 from headrace.wire.messages import Response
 
@@ -36,7 +37,7 @@ class Restored(NamedTuple):
 
     epoch: int  # of the snapshot; 0 if there is none
     tables: dict[str, States]
-    meta: dict[str, Any]
+    metadata: SnapshotMetadata
     kept: list[Epoch]  # final epochs up to the snapshot's with kept replies, in order
     records: list[LoggedRecord]  # from the snapshot's position on
     last: int  # the number of the log's last record
@@ -48,34 +49,13 @@ def restore(engine: Engine, left: Restored) -> None:
     """Call this once, before the engine's first step."""
     for name, table in left.tables.items():
         engine.state.tables[name].load(table)
-    meta, sequencing = left.meta, engine.sequencing
-    engine.committed, engine.aborted = meta.get("committed", 0), meta.get("aborted", 0)
-    sequencing.sequencer.lc, sequencing.last_us = meta.get("lc", 0), meta.get("closed_us", 0)
-    sequencing.open = Epoch(left.epoch + 1, meta.get("row", 0), 0)
-    engine.journal.saved_epoch = left.epoch
-    engine.journal.is_full_next = engine.journal.is_due = left.is_migrated
-    for epoch in left.kept:
-        if epoch.has_ids:
-            adopt(engine, epoch)
-    engine.ledger.epochs[-1] = sequencing.open
-    if "shards" in meta:
-        engine.backend.place(*meta["shards"])
-    engine.deferred.restore(meta.get("deferred", {}), engine.state)
-    kept = {epoch.number: epoch for epoch in left.kept}
-    engine.sources.restore(meta.get("sources", {}), kept, meta.get("has_forgotten", False))
-    engine.journal.last = engine.journal.durable = left.last
+    engine.restore(left.epoch, left.metadata, left.kept)
+    engine.journal.restore(left.epoch, left.last, left.is_migrated)
     replay(engine, left)
-
-
-def adopt(engine: Engine, epoch: Epoch) -> None:
-    """Put this epoch's ids into the ledger again, and open the next epoch."""
-    engine.ledger.adopt(epoch)
-    engine.ledger.keep(Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us))
 
 
 def replay(engine: Engine, left: Restored) -> None:
     """Take the log's records after the snapshot: epochs wait to run, batches and notes go to their epochs."""
-    sequencing = engine.sequencing
     epochs: list[Epoch] = []
     batches: dict[int, tuple[Batch, Submission]] = {}
     done: dict[int, int] = {}  # per batch: its rows that are in epochs
@@ -84,10 +64,10 @@ def replay(engine: Engine, left: Restored) -> None:
             batches[number], done[number] = (record, engine.sources.again(record)), 0
         elif isinstance(record, Epoch):
             for piece, start in zip(record.pieces, record.starts(), strict=True):
-                if piece.source:
-                    done[piece.source] = piece.start + piece.size
+                if piece.position:
+                    done[piece.position] = piece.start + piece.size
                     if record.number > left.epoch:
-                        batches[piece.source][1].add(record, start, start + piece.size)
+                        batches[piece.position][1].add(record, start, start + piece.size)
                 elif piece.is_own and record.number > left.epoch:
                     rows = range(start, start + piece.size)
                     own = (str(record.keys[row]) for row in rows if record.entries[row].function.operator is BUILT_IN)
@@ -110,13 +90,12 @@ def replay(engine: Engine, left: Restored) -> None:
         answered = left.recorded.get(epoch.number)
         if answered is not None:
             epoch.results, epoch.failures, epoch.final_rows = answered.results, answered.failures, len(epoch)
-        adopt(engine, epoch)
-        sequencing.sequencer.lc = sequencing.sequencer.count_at(epoch.tids[-1]) + 1
-        sequencing.last_us = epoch.closed_us
-        sequencing.open = engine.ledger.epochs[-1]
+        engine.sequencing.follow(epoch)
+        engine.ledger.adopt(epoch)
+        engine.ledger.keep(engine.sequencing.open)
         engine.schedule(epoch)
     engine.unfinished = [
-        (submission, batch, done[number])
+        UnfinishedBatch(submission, batch, number, done[number])
         for number, (batch, submission) in batches.items()
         if done[number] < len(batch)
     ]

@@ -13,7 +13,9 @@ Never here: what the transactions do.
 from __future__ import annotations
 
 from headrace.config import Config
-from headrace.core.epoch import CLOSED, Batch, Epoch, Piece, piece_of
+from headrace.core.epoch import CLOSED, Batch, Epoch
+from headrace.core.origin import FromClient
+from headrace.core.snapshot_metadata import SequencingMetadata
 
 TID_MAX = (1 << 63) - 1
 
@@ -59,8 +61,9 @@ class Sequencing:
         self.open = Epoch(1, 0, 0)
         self.last_us = 0  # when the last epoch was closed
 
-    def add(self, batch: Batch, start: int, now_us: int) -> int:
-        """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for."""
+    def add(self, batch: Batch, start: int, now_us: int, position: int = 0) -> int:
+        """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for. `position` is that
+        of the record of a source's batch."""
         epoch = self.open
         if not epoch.keys:
             epoch.opened_us = now_us
@@ -71,17 +74,12 @@ class Sequencing:
                 if epoch.bytes >= self.bytes_max:
                     stop = at + 1
                     break
-        epoch.has_ids |= batch.source is None and not batch.is_own
-        epoch.stored.append(batch.stored)
+        epoch.has_ids |= isinstance(batch.origin, FromClient)
+        epoch.stored.append(batch.origin.stored)
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
         epoch.args += batch.args[start:stop]
-        if batch.source is not None:
-            epoch.pieces.append(piece_of(batch, start, stop))
-        elif isinstance(batch.ids, str):
-            epoch.pieces.append(Piece(batch.ids, start, stop - start))
-        else:
-            epoch.pieces.append(Piece(batch.ids[start:stop], 0, stop - start, 0, batch.is_own))
+        epoch.pieces.append(batch.piece(start, stop, position))
         return stop - start
 
     def is_full(self) -> bool:
@@ -99,3 +97,22 @@ class Sequencing:
         epoch.closed_us = self.last_us
         self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), now_us)
         return epoch
+
+    # --- snapshots and replay ---
+
+    def describe(self, following: Epoch, last: Epoch | None) -> SequencingMetadata:
+        """For a snapshot between two epochs: the last that ran, if any did, and the one that follows."""
+        is_open = following is self.open
+        lc = self.sequencer.lc if is_open else self.sequencer.count_at(following.tids.start)
+        return SequencingMetadata(following.first, lc, self.last_us if last is None else last.closed_us)
+
+    def restore(self, metadata: SequencingMetadata, epoch: int) -> None:
+        """Continue after this epoch."""
+        self.sequencer.lc, self.last_us = metadata.lc, metadata.closed_us
+        self.open = Epoch(epoch + 1, metadata.row, 0)
+
+    def follow(self, epoch: Epoch) -> None:
+        """Continue after an epoch of the log."""
+        self.sequencer.lc = self.sequencer.count_at(epoch.tids[-1]) + 1
+        self.last_us = epoch.closed_us
+        self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), epoch.closed_us)

@@ -14,7 +14,7 @@ from headrace.errors import AppChanged, ObjectMissing, WrongStore
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint
 
-FORMAT = 1
+FORMAT = 2  # of the store; raised when what it holds changes, so that another version refuses it before taking over
 IDENTITY = "headrace.json"
 CURRENT = "apps/current.json"  # the functions of the running app, for callers without its code
 
@@ -34,7 +34,7 @@ def identity_of(store: Store) -> dict[str, Any] | None:
         if identity["format"] != FORMAT:
             raise WrongStore(
                 f"{store.url}/{IDENTITY} has format {identity['format']}, this Headrace reads format {FORMAT}: use the "
-                "version that wrote it, or upgrade"
+                "version that wrote it"
             )
         return {name: identity[name] for name in ("format", "app", "cluster", "seed", "shards", "epoch0")}
     except (ValueError, KeyError, TypeError) as error:

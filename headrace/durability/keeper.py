@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import (
@@ -33,6 +35,7 @@ from headrace.core.events import (
     StoreEvent,
 )
 from headrace.core.log_records import Retired
+from headrace.core.snapshot_metadata import StoreMetadata
 from headrace.durability.log.records import ColumnRecord
 from headrace.durability.recovery import OpenedStore
 from headrace.errors import StoreError
@@ -69,8 +72,8 @@ class StoreWork:
         """Call this as soon as the effect arrives: the epoch has not run yet."""
         record, records = effect.record, self.records
         retired = record.epoch if isinstance(record, Retired) else 0
-        if isinstance(record, Batch) and record.closed is not None:
-            self.opened_store.segments.note(effect.number, record.closed.source)
+        if isinstance(record, Batch):
+            self.opened_store.segments.note(effect.number, record)
         return PendingRecord(effect.number, records.to_columns(record), records.pack, retired)
 
     def append(self, group: Sequence[PendingRecord | Check]) -> list[StoreEvent]:
@@ -107,10 +110,11 @@ class StoreWork:
 
     def save(self, snapshot: Snapshot) -> list[StoreEvent]:
         opened_store = self.opened_store
-        marks = [*opened_store.marks, (opened_store.replies.last, snapshot.meta["closed_us"])]
+        marks = [*opened_store.marks, (opened_store.replies.last, snapshot.metadata.sequencing.closed_us)]
         if len(marks) > MARKS_MAX:
             marks = marks[::2]
-        snapshot = snapshot._replace(meta=snapshot.meta | {"marks": marks, "loads": opened_store.loads})
+        added = StoreMetadata(marks, opened_store.loads)
+        snapshot = snapshot._replace(metadata=msgspec.structs.replace(snapshot.metadata, store=added))
         try:
             opened_store.snapshots.save(snapshot, opened_store.log.term, opened_store.fingerprint)
             opened_store.marks = marks

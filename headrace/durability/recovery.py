@@ -16,6 +16,7 @@ from headrace.core.epoch import Batch, Epoch
 from headrace.core.later.builtin import BUILT_IN
 from headrace.core.placement import shards_of
 from headrace.core.restore import LoggedRecord, Restored, restore
+from headrace.core.snapshot_metadata import INITIAL, SourcesMetadata
 from headrace.durability.identity import (
     CURRENT,
     callable_functions,
@@ -112,7 +113,8 @@ class OpenedStore:
         loaded = self.snapshots.load()
         self.log.check()  # a successor's snapshot does not fit the log as we read it
         epoch, position = (loaded.manifest.epoch, loaded.manifest.position) if loaded is not None else (0, 1)
-        meta = loaded.manifest.meta if loaded is not None else {}
+        metadata = loaded.manifest.metadata if loaded is not None else INITIAL
+        closed_us = metadata.sequencing.closed_us
         tables = loaded.tables if loaded is not None else {}
         self.segments = SegmentRetention(self.store, position)
         records = self._records(position, epoch)
@@ -122,19 +124,19 @@ class OpenedStore:
                 f"{self.store.url}: epoch {self.kept_epoch} was answered, but the log ends with epoch {last}: records "
                 "were lost. Restore the log from a backup; `headrace log show` shows what is left"
             )
-        self.loads = dict(meta.get("loads", {}))
+        self.loads = dict(metadata.store.loads)
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
             written = read_fingerprint(self.store, loaded.manifest.fingerprint)
-            tables = migrate(loaded.tables, written, self.app_fingerprint, self.app, meta["closed_us"])
+            tables = migrate(loaded.tables, written, self.app_fingerprint, self.app, closed_us)
             for name in remade(written, self.app_fingerprint):
                 self.loads[name] = self.loads.get(name, 0) + bool(loaded.tables.get(name))
-        self._start_changes(epoch, last, meta.get("closed_us", 0))
-        self.marks = [(number, at_us) for number, at_us in meta.get("marks", [])]
-        replies = self._replies(min(meta.get("oldest", 1), epoch + 1), meta.get("sources", {}))
+        self._start_changes(epoch, last, closed_us)
+        self.marks = list(metadata.store.marks)
+        replies = self._replies(min(metadata.ledger.oldest, epoch + 1), metadata.sources)
         kept = [each for each in replies if each.number <= epoch]
         recorded = {each.number: each for each in replies if each.number > epoch}
-        return Restored(epoch, tables, meta, kept, records, self.log.last, recorded, is_migrated)
+        return Restored(epoch, tables, metadata, kept, records, self.log.last, recorded, is_migrated)
 
     def _start_changes(self, epoch: int, last: int, closed_us: int) -> None:
         if self.changes is None:
@@ -156,8 +158,8 @@ class OpenedStore:
             is_later = isinstance(logged.record, Epoch) and logged.record.number > epoch
             if is_later and logged.fingerprint != self.fingerprint:
                 self._refuse_code(logged)
-            if isinstance(logged.record, Batch) and logged.record.closed is not None:
-                self.segments.note(logged.number, logged.record.closed.source)
+            if isinstance(logged.record, Batch):
+                self.segments.note(logged.number, logged.record)
             found.append(logged)
         return found
 
@@ -171,12 +173,12 @@ class OpenedStore:
             "which makes a snapshot at the log's end; then start the new code"
         )
 
-    def _replies(self, oldest: int, sources: dict[str, Any]) -> list[Epoch]:
+    def _replies(self, oldest: int, sources: SourcesMetadata) -> list[Epoch]:
         """The replies that may be asked for again, in order: of the oldest epoch whose ids are known and later ones,
         and of the last batch of each source."""
         first, last = self.replies.first, self.replies.last
         found = []
-        for number in sorted({number for _, _, _, stretches in sources.values() for number, _, _ in stretches}):
+        for number in sorted({number for each in sources.last.values() for number, _, _ in each.stretches}):
             if first <= number - self.epoch0 and number < oldest:
                 record = next(iter(self.replies.read(number - self.epoch0)))
                 found.append(self.records.decode_replies(record.data))
@@ -200,10 +202,10 @@ class OpenedStore:
         for name in self.snapshots.retire(keep):
             self.store.delete(name)
         self.log.retire(keep.position)
-        self.segments.retire(keep.position, keep.meta["sources"])
+        self.segments.retire(keep.position, keep.metadata.sources)
         until_us = self.marks[-1][1] - self.config.reply_retention_us
         below = max([number for number, at_us in self.marks if at_us <= until_us], default=0)
-        self.replies.retire(min(below, keep.meta["oldest"] - self.epoch0))
+        self.replies.retire(min(below, keep.metadata.ledger.oldest - self.epoch0))
         if self.changes is not None:
             self.changes.retire(min(below + self.epoch0, epoch + 1))
 

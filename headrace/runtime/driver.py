@@ -43,6 +43,7 @@ from headrace.core.events import (
     TakeSnapshot,
     Tick,
 )
+from headrace.core.origin import FromClient, FromSource
 from headrace.core.signature import Args
 from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, StreamError, TooLarge, UnknownFunction
 from headrace.model.app import App
@@ -123,11 +124,12 @@ class Driver(ABC):
     def submit(self, batch: Batch, wait: bool = True) -> Future[Answers]:
         """Submit admitted calls. The future has their answers."""
         rows, limit = len(batch), self.config.pending_transactions_max
-        if batch.source is not None:
+        is_source = isinstance(batch.origin, FromSource)
+        if is_source:
             limit = max(limit, rows)  # it cannot be split: it waits until nothing else is pending
         if rows > limit:
             raise TooLarge(f"a batch of {rows} calls exceeds the limit of {limit} pending calls: send smaller batches")
-        if batch.source is None and 0 < self.config.request_ids_max < rows:
+        if not is_source and 0 < self.config.request_ids_max < rows:
             kept = self.config.request_ids_max
             raise TooLarge(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
         with self._room:
@@ -167,9 +169,9 @@ class Driver(ABC):
         from headrace.durability.inbox.inbox import check_held, waiting
 
         store, until_s = self._keeper.store_work.opened_store.store, time.monotonic() + timeout_s
-        while sources := waiting(store):
+        while batches := waiting(store):
             self._check_alive()
-            check_held(store, sources[0])
+            check_held(store, batches[0])
             if time.monotonic() > until_s:
                 raise StreamError(f"batches of sources are still waiting after {timeout_s:g} s")
             time.sleep(DRAIN_S)
@@ -419,13 +421,13 @@ class LocalClient(Client):
         if not set(map(type, args)) <= {tuple}:
             raise BadRequest("args must be a list of tuples, one for each key")
         return self._send(
-            self._runtime.admission.admit_columns(ids, function, list(keys), list(args)), wait=True
+            self._runtime.admission.admit_columns(FromClient(ids), function, list(keys), list(args)), wait=True
         ).result()
 
     def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
         for request_id in [ids] if isinstance(ids, str) else ids:
             self._runtime.admission.check_id(request_id)
-        return self._send(self._runtime.admission.admit(ids, calls), wait=wait)
+        return self._send(self._runtime.admission.admit(FromClient(ids), calls), wait=wait)
 
     def _send(self, batch: Batch, wait: bool) -> Future[Replies]:
         unseal = self._runtime.engine.program.values.unseal

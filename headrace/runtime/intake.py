@@ -25,6 +25,7 @@ from typing import Any
 
 from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
+from headrace.core.origin import BatchId, FromSource
 from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.dead_letters import write_dead_letters
 from headrace.durability.inbox.inbox import (
@@ -46,8 +47,6 @@ BUSY_S = 10.0  # after a batch, more are expected for this long
 BUSY_LOOK_S, IDLE_LOOK_S = 0.004, 0.05  # between two checks: when more batches are expected, and when not
 BUCKET_LOOK_S = 0.5  # with a bucket, where each check is a request that costs money
 
-Source = tuple[str, int]
-
 
 class InboxReader:
     """Reads the inbox for one engine."""
@@ -60,92 +59,92 @@ class InboxReader:
         last_of: Callable[[str], int],
         check: Callable[[], Any],
     ) -> None:
-        """`last_of(query)` returns the last batch that the engine knows, -1 if none; `check()` raises `Stopped` if
+        """`last_of(source)` returns the last batch that the engine knows, -1 if none; `check()` raises `Stopped` if
         another engine has taken over the log."""
         self.store, self.admission = store, admission
         self._submit, self._last_of, self._check = submit, last_of, check
         self.batches = self.rows = self.refused = 0  # so far
-        self.under_way: set[Source] = set()
-        self._submitted: dict[str, int] = {}  # the last submitted batch of each query
-        self._unreadable: set[Source] = set()  # since this engine started
-        self._first_listing: set[Source] | None = None  # another engine may have started on these batches
+        self.under_way: set[BatchId] = set()
+        self._submitted: dict[str, int] = {}  # the last submitted batch of each source
+        self._unreadable: set[BatchId] = set()  # since this engine started
+        self._first_listing: set[BatchId] | None = None  # another engine may have started on these batches
         with contextlib.suppress(StoreError):
-            for source in held(store) & set(waiting(store)):  # what an earlier engine could not read may be repaired
-                release(store, source)
+            for batch in held(store) & set(waiting(store)):  # what an earlier engine could not read may be repaired
+                release(store, batch)
 
-    def look(self, done: Callable[[Source, Future[Any]], None]) -> int:
+    def look(self, done: Callable[[BatchId, Future[Any]], None]) -> int:
         """Submit the waiting batches; `done` is called when a batch is final. Returns how many were submitted. Raises
         `Stopped` if the engine accepts no more."""
         before = self.batches
-        sources = waiting(self.store)
+        batches = waiting(self.store)
         if self._first_listing is None:
-            self._first_listing = set(sources)
-        for source in sources:
-            if source not in self.under_way and source not in self._unreadable:
+            self._first_listing = set(batches)
+        for batch in batches:
+            if batch not in self.under_way and batch not in self._unreadable:
                 try:
-                    self._take(source, done)
+                    self._take(batch, done)
                 except ObjectMissing:  # another engine has removed it
                     continue
         return self.batches - before
 
-    def finish(self, source: Source, future: Future[Any]) -> None:
+    def finish(self, batch: BatchId, future: Future[Any]) -> None:
         """A submitted batch is final, or refused."""
-        self.under_way.discard(source)
+        self.under_way.discard(batch)
         error = future.exception()
         if error is None:
-            mark_taken(self.store, source)
+            mark_taken(self.store, batch)
         elif not isinstance(error, Stopped):
-            self._submitted.pop(source[0], None)
+            self._submitted.pop(batch.source, None)
             self._check()
-            refuse(self.store, source, str(error))
-            LOG.warning("batch %s of query %s was refused: %s", source[1], source[0], error)
+            refuse(self.store, batch, str(error))
+            LOG.warning("batch %s of query %s was refused: %s", batch.number, batch.source, error)
 
-    def _take(self, source: Source, done: Callable[[Source, Future[Any]], None]) -> None:
-        query, number = source
-        last = self._last_before(query)
-        if number > last + 1 and self.store.exists(name_of((query, number - 1))):
+    def _take(self, batch: BatchId, done: Callable[[BatchId, Future[Any]], None]) -> None:
+        source, number = batch
+        last = self._last_before(source)
+        if number > last + 1 and self.store.exists(name_of(BatchId(source, number - 1))):
             return  # a listing may show a batch before it shows its predecessor
-        batch = Batch(query, [], [], [], source=source) if number <= last else self._read(source)
-        if batch is None:
+        is_known = number <= last
+        admitted = Batch(FromSource(source, source, number, last), [], [], []) if is_known else self._read(batch, last)
+        if admitted is None:
             return
-        batch.after = last
-        future = self._submit(batch)
-        self.under_way.add(source)
-        self._submitted[query] = max(last, number)
+        future = self._submit(admitted)
+        self.under_way.add(batch)
+        self._submitted[source] = max(last, number)
         self.batches += 1
-        self.rows += len(batch)
-        self.refused += len(batch.refused)
-        future.add_done_callback(lambda future: done(source, future))
+        self.rows += len(admitted)
+        self.refused += len(admitted.refused)
+        future.add_done_callback(lambda future: done(batch, future))
 
-    def _last_before(self, query: str) -> int:
-        """The last batch that was taken or submitted. If the engine has forgotten the query, the store knows."""
-        last = max(self._last_of(query), self._submitted.get(query, -1))
-        return last if last >= 0 else last_taken(self.store, query)
+    def _last_before(self, source: str) -> int:
+        """The last batch that was taken or submitted. If the engine has forgotten the source, the store knows."""
+        last = max(self._last_of(source), self._submitted.get(source, -1))
+        return last if last >= 0 else last_taken(self.store, source)
 
-    def _read(self, source: Source) -> Batch | None:
+    def _read(self, batch: BatchId, last: int) -> Batch | None:
         """Read a batch. Returns None if it is held."""
         assert self._first_listing is not None
         try:
-            closed = read_closed(self.store, source)
-            batch = read_calls(self.store, closed, self.admission)
-            write_dead_letters(self.store, closed, batch, source in self._first_listing)
+            closed = read_closed(self.store, batch)
+            admitted = read_calls(self.store, closed, self.admission, last)
+            write_dead_letters(self.store, closed, admitted, batch in self._first_listing)
         except LogBroken as error:
-            self._hold(source, error)
+            self._hold(batch, error)
             return None
         except StoreError:
             raise
         except Exception as error:
-            LOG.exception("batch %s of query %s", source[1], source[0])
-            self._hold(source, error)
+            LOG.exception("batch %s of query %s", batch.number, batch.source)
+            self._hold(batch, error)
             return None
-        return batch
+        return admitted
 
-    def _hold(self, source: Source, error: Exception) -> None:
+    def _hold(self, batch: BatchId, error: Exception) -> None:
         self._check()
-        query, number = source
-        hold(self.store, source, f"batch {number} of query {query} in {self.store.url} is blocked: {error}")
-        self._unreadable.add(source)
-        LOG.error("batch %s of query %s cannot be taken: %s", number, query, error)
+        source, number = batch
+        hold(self.store, batch, f"batch {number} of query {source} in {self.store.url} is blocked: {error}")
+        self._unreadable.add(batch)
+        LOG.error("batch %s of query %s cannot be taken: %s", number, source, error)
 
 
 class Intake:
@@ -153,7 +152,7 @@ class Intake:
 
     def __init__(self, reader: InboxReader) -> None:
         self.reader = reader
-        self._done: queue.SimpleQueue[tuple[Source, Future[Any]] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[BatchId, Future[Any]] | None] = queue.SimpleQueue()
         self._busy_until_s = 0.0
         self._is_accepting = True  # until the runtime accepts no more
         self._thread = threading.Thread(target=self._serve, name="headrace-intake", daemon=True)

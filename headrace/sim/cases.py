@@ -24,6 +24,7 @@ from headrace.config import Config
 from headrace.core.admission import Admission
 from headrace.core.events import Answer, Lost, Read, ReadResult, Rescale, Rescaled, Send, SetTimer, Submit
 from headrace.core.ordered.exchange import Caps
+from headrace.core.origin import FromClient
 from headrace.core.program import Program
 from headrace.runtime.client import Replies, Reply
 from headrace.sim.fleet import Fleet
@@ -260,7 +261,7 @@ def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], d
     admission = Admission(program)
     size = -(-len(calls) // case.batches)
     todo: list[Any] = [
-        Submit([(token, admission.admit(f"batch{token}", calls[at : at + size]))])
+        Submit([(token, admission.admit(FromClient(f"batch{token}"), calls[at : at + size]))])
         for token, at in enumerate(range(0, len(calls), size))
     ]
     for event in [*[None] * case.losses, *(Rescale("rescale", workers) for workers in case.rescales)]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from headrace.core.admission import Admission
 from headrace.core.later.builtin import BUILT_IN
+from headrace.core.origin import FromClient
 from headrace.core.program import Program
 from headrace.sim.history import History, HistoryRow, StateRead
 from headrace.sim.oracle import Entity, Oracle
@@ -114,7 +115,7 @@ def own_row(logged: LogRow, program: Program) -> HistoryRow:
 def check_call(logged: LogRow, row: HistoryRow, admission: Admission) -> list[str]:
     """The log must hold the call that was requested."""
     epoch, at = logged.epoch, logged.row
-    batch = admission.admit([row.request_id], [row.call])
+    batch = admission.admit(FromClient([row.request_id]), [row.call])
     asked = (batch.entries[0], batch.keys[0], batch.args[0])
     found = (epoch.entries[at], epoch.keys[at], epoch.args[at])
     if asked[0] is found[0] and repr(asked[1:]) == repr(found[1:]):

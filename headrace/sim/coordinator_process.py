@@ -19,6 +19,7 @@ from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Append, Appended, Check, Saved, Snapshot, Submit
+from headrace.core.origin import FromClient, FromSource
 from headrace.durability.identity import create_identity, identity_of
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore
@@ -253,9 +254,8 @@ class CoordinatorProcess:
         if not self.is_alive:
             self.world.fault("requests to a coordinator that is gone")
             return
-        batch = self.admission.admit(ids, calls)
-        batch.source = source
-        self.gathered.append((token, batch))
+        origin = FromClient(ids) if source is None else FromSource(ids, *source)
+        self.gathered.append((token, self.admission.admit(origin, calls)))
         if len(self.gathered) == 1:
             self.world.after(self.world.schedule.choice((0, 0, 200)), self._hand_over)
 

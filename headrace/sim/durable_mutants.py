@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from headrace.core import (
     coordinator,
     engine,
@@ -95,8 +97,8 @@ def aliases_the_snapshot(right: Any) -> Any:
 def reads_on_too_late(right: Any) -> Any:
     """A recovery starts reading one record too late."""
 
-    def take(self: journal.Journal, now_us: int, changed: Any, epoch: int, position: int, meta: Any) -> None:
-        right(self, now_us, changed, epoch, position + 1, meta)
+    def take(self: journal.Journal, now_us: int, changed: Any, epoch: int, position: int, metadata: Any) -> None:
+        right(self, now_us, changed, epoch, position + 1, metadata)
 
     return take
 
@@ -106,21 +108,13 @@ def reads_on_too_late(right: Any) -> Any:
 
 def leaves_out(name: str, instead: Any) -> Any:
     def plant(right: Any) -> Any:
-        def meta(self: Any) -> Any:
-            epoch, position, found = right(self)
-            return epoch, position, found | {name: instead}
-
-        return meta
+        return lambda self, *given: msgspec.structs.replace(right(self, *given), **{name: instead})
 
     return plant
 
 
 def knows_no_replies(right: Any) -> Any:
     return lambda self, *given: []
-
-
-def describes_nothing(right: Any) -> Any:
-    return lambda self, *given: {}
 
 
 def restores_no_timers(right: Any) -> Any:
@@ -395,14 +389,16 @@ DURABLE_MUTANTS = (
     Mutant("a snapshot is an alias of the state", engine.Engine, "take_snapshot", aliases_the_snapshot, 10),
     Mutant("a recovery begins one record late", journal.Journal, "take", reads_on_too_late, 9),
     Mutant("request ids are not in the snapshot", recovery.OpenedStore, "_replies", knows_no_replies),
-    Mutant("source batches are not in the snapshot", source_batches.SourceBatches, "describe", describes_nothing, 1),
+    Mutant(
+        "source batches are not in the snapshot", source_batches.SourceBatches, "describe", leaves_out("last", {}), 1
+    ),
     Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers, 35),
-    Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", describes_nothing, 24),
+    Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", leaves_out("spent", {}), 24),
     Mutant("a schedule forgets when it was last due", deferred.Deferred, "restore", forgets_last_moments, 4),
     Mutant("a schedule fires twice for one moment", deferred.Deferred, "_fired", awaits_one_row, 4),
     Mutant("a schedule makes up for every moment it missed", cron.Interval, "before", makes_up_for_all, 4),
-    Mutant("the counter of TIDs is not in the snapshot", engine.Engine, "meta", leaves_out("lc", 0), 9),
-    Mutant("the number of rows is not in the snapshot", engine.Engine, "meta", leaves_out("row", 0)),
+    Mutant("the counter of TIDs is not in the snapshot", sequencing.Sequencing, "describe", leaves_out("lc", 0), 9),
+    Mutant("the number of rows is not in the snapshot", sequencing.Sequencing, "describe", leaves_out("row", 0)),
     Mutant("TIDs begin again after a recovery", sequencing.Sequencer, "count_at", counts_from_the_start),
     Mutant("a replay uses today's limits", records.Records, "decode", uses_todays_limits, 8),
     Mutant("what was answered is not run again", restore, "replay", believes_in_replies, 2),

@@ -16,6 +16,7 @@ from headrace.core import channel, contexts, coordinator, egress, engine, ledger
 from headrace.core.admission import Admission
 from headrace.core.events import Answer, Submit
 from headrace.core.ordered import chains, exchange, executor, gathering, prediction, repair, stretch
+from headrace.core.origin import FromClient
 from headrace.durability import recovery
 from headrace.durability.log import log, takeover
 from headrace.durability.log import segments as log_chain
@@ -256,7 +257,7 @@ def one_becomes_true(seed: int) -> list[str]:
     fleet.settle()
     calls: list[Any] = [(keep, at, 1) for at in range(8)]
     calls += [call for at in range(8) for call in ((tell, at + 8, at, True), (show, at))]
-    fleet.submit(Submit([(0, Admission(fleet.coordinator.program).admit("x", calls))]))
+    fleet.submit(Submit([(0, Admission(fleet.coordinator.program).admit(FromClient("x"), calls))]))
     (answer,) = [effect for effect in fleet.settle() if isinstance(effect, Answer)]
     shown = answer.answers.results[9::2]
     return [] if all(value is True for value in shown) else [f"after True was kept, {shown} was shown"]

@@ -190,7 +190,7 @@ class Archive:
     def _rows_of(self, epoch: Epoch, limits: dict[str, int], batches: dict[int, Batch]) -> list[LogRow]:
         rows = []
         for piece, start in zip(epoch.pieces, epoch.starts(), strict=True):
-            ids = batches[piece.source].ids if piece.source else piece.ids
+            ids = batches[piece.position].ids if piece.position else piece.ids
             for at in range(piece.size):
                 request_id, row = id_of(ids, piece.start + at), start + at
                 rows.append(LogRow(request_id, epoch.tids[row], epoch, row, limits, piece.is_own))

@@ -12,6 +12,7 @@ from headrace.core.engine import Engine
 from headrace.core.epoch import Batch
 from headrace.core.events import Tick
 from headrace.core.restore import Restored, restore
+from headrace.core.snapshot_metadata import INITIAL
 from headrace.durability.log.records import Records
 from headrace.errors import HeadraceError
 from headrace.model.app import App
@@ -26,7 +27,7 @@ def check_replay(app: App, config: Config, seed: int, records: dict[int, Promise
     decode, batches = Records(engine.program).decode, dict[int, Batch]()
     logged = [decode(number, promised.data, batches) for number, promised in sorted(records.items())]
     try:
-        restore(engine, Restored(0, {}, {}, [], logged, len(logged)))
+        restore(engine, Restored(0, {}, INITIAL, [], logged, len(logged)))
         engine.start(last.time_us)
         engine.step(last.time_us, Tick())
     except HeadraceError as error:

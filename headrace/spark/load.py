@@ -235,7 +235,7 @@ def not_empty(store: Store, operator: Operator) -> StreamError:
 
 # The app's own configuration is not known here: drop nothing that it may still keep.
 KEEP_ALL = dict.fromkeys(
-    ("reply_retention_us", "request_id_retention_us", "request_ids_max", "queries_max", "snapshots_kept"), 1 << 50
+    ("reply_retention_us", "request_id_retention_us", "request_ids_max", "sources_max", "snapshots_kept"), 1 << 50
 )
 
 
@@ -290,7 +290,7 @@ class Load:
         types: dict[str, Any] = {}
         if not plan.is_simple(self.df):
             types = {"hint": plan.hint, "records": self.bulk.app.records()}
-        now_us = max(int(self.bulk.meta["closed_us"]), time.time_ns() // 1000)
+        now_us = max(self.bulk.metadata.sequencing.closed_us, time.time_ns() // 1000)
         sealing = ColumnSealer(
             self.config,
             record=plan.record,

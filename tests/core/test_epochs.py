@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.core.epoch import Batch
+from headrace.core.origin import FromClient, FromSource
 from tests.cluster import check_like_the_loop, looped
 from tests.core.scenario import check_scenario
 from tests.core.things import SKEW, app
@@ -20,3 +22,12 @@ def test_b4_where_epochs_end_does_not_matter(transactions_max: int) -> None:
 
 def test_the_next_epoch_starts_while_the_last_one_settles() -> None:
     check_scenario("next_epoch_starts")
+
+
+def test_a_batch_cannot_be_changed() -> None:
+    batch = Batch(FromSource("", "s", 0), [], [], [])
+    for name, value in (("origin", FromClient("")), ("ids", "x"), ("keys", [])):
+        with pytest.raises(AttributeError):
+            setattr(batch, name, value)
+    with pytest.raises(AttributeError):
+        batch.origin.number = 1  # type: ignore[misc,union-attr]

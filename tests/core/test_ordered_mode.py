@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace import App, Config, Reply
 from headrace.core.events import Read
+from headrace.core.origin import FromClient
 from tests.cluster import exactly, looped, outcome
 from tests.driver import Driver
 from tests.programs import MANY, PROGRAMS, Program, app
@@ -54,7 +55,7 @@ def run_fleet(
     driver = Driver(app, config, way.workers, way.mode, choose=rng.choice)
     size = -(-len(calls) // way.batches)
     for token, at in enumerate(range(0, len(calls), size)):
-        driver.hand_over(driver.admission.admit(f"batch{token}", calls[at : at + size]))
+        driver.hand_over(driver.admission.admit(FromClient(f"batch{token}"), calls[at : at + size]))
         for _ in range(rng.randrange(30)):
             driver.deliver()
     driver.submit(Read("state"))

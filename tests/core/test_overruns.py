@@ -11,6 +11,7 @@ from headrace.core.admission import Admission
 from headrace.core.coordinator import REPLAY_CHANCES, Coordinator, on_workers
 from headrace.core.events import Append, Overran, Perform, Submit
 from headrace.core.log_records import Decree
+from headrace.core.origin import FromClient
 from headrace.core.worker import Worker
 from tests.cluster import Cluster, exactly, looped, on, outcome
 
@@ -72,7 +73,7 @@ def dawdle(ctx: Context) -> int:
 def test_it_takes_more_overruns_to_abort_what_an_earlier_coordinator_may_have_answered(is_replayed: bool) -> None:
     engine = on_workers(app, Config(), 1, "serial", is_durable=True)
     engine.start(0)
-    batch = Admission(engine.program).admit("x", [(dawdle, "k")])
+    batch = Admission(engine.program).admit(FromClient("x"), [(dawdle, "k")])
     engine.step(1, Submit([(0, batch)]))
     assert isinstance(engine.backend, Coordinator)
     (epoch,) = engine.backend.log

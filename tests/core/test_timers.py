@@ -241,10 +241,10 @@ def test_a_snapshot_knows_what_has_fired_and_is_not_dropped_yet() -> None:
                 saved.append(hand.core.journal.saving)
             if hand.core.deferred.spent:
                 break
-    (spent,) = [snapshot.meta["deferred"]["spent"] for snapshot in saved if snapshot.epoch == 2][:1]
-    assert len(spent) == 1
+    (spent,) = [snapshot.metadata.deferred for snapshot in saved if snapshot.epoch == 2][:1]
+    assert len(spent.spent) == 1
     other = Deferred(hand.core.program)
-    other.restore({"spent": spent}, hand.core.state)
+    other.restore(spent, hand.core.state)
     batch = other.due(hand.now_us)
     assert batch is not None
     assert [entry.name for entry in batch.entries] == ["headrace.drop"]

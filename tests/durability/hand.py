@@ -28,6 +28,7 @@ from headrace.core.events import (
     SnapshotTaken,
     TakeSnapshot,
 )
+from headrace.core.origin import FromClient, FromSource
 from headrace.durability import recovery
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore
@@ -190,12 +191,13 @@ class Hand(Driver):
     # --- clients ---
 
     def send(self, ids: RequestIds, calls: Sequence[Any]) -> int:
-        return self._submit(self.admission.admit(ids, calls))
+        return self._submit(self.admission.admit(FromClient(ids), calls))
 
-    def send_source(self, query: str, number: int, function: Any, rows: Sequence[Sequence[Any]]) -> int:
-        """A batch of a streaming query: each row is the key and the arguments."""
+    def send_source(self, source: str, number: int, function: Any, rows: Sequence[Sequence[Any]]) -> int:
+        """A batch of a source: each row is the key and the arguments."""
         keys, args = [row[0] for row in rows], [tuple(row[1:]) for row in rows]
-        return self._submit(self.admission.admit_columns(f"{query}/{number}", function, keys, args, (query, number)))
+        origin = FromSource(f"{source}/{number}", source, number)
+        return self._submit(self.admission.admit_columns(origin, function, keys, args))
 
     def _submit(self, batch: Any) -> int:
         return self.hand_over(batch)[0]

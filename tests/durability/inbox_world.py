@@ -23,13 +23,14 @@ import pyarrow as pa
 
 from headrace import Abort, App, Context
 from headrace.core.events import Read, TakeSnapshot
+from headrace.core.origin import BatchId
 from headrace.durability.inbox import inbox
 from headrace.durability.inbox.dead_letters import dead_letter_names, read_dead_letters
 from headrace.durability.inbox.inbox import ClosedBatch, close_batch, write_segment
 from headrace.durability.log.log import read_log
 from headrace.durability.store import Store
 from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, StreamError, WrongStore
-from headrace.runtime.intake import InboxReader, Source
+from headrace.runtime.intake import InboxReader
 from headrace.sim.disk import Disk, DiskFaults, SimStore
 from headrace.spark.sources import calls
 from tests.durability.hand import Hand
@@ -178,7 +179,7 @@ class Engine:
         self.hand = Hand(store, app, workers, **config)  # type: ignore[arg-type]
         self.rng, self.snapshots = rng, snapshots
         self.futures: dict[int, Future[Any]] = {}
-        self.done: list[tuple[Source, Future[Any]]] = []
+        self.done: list[tuple[BatchId, Future[Any]]] = []
         self.reader = InboxReader(store, self.hand.admission, self._submit, self.hand.core.sources.last_of, self._check)
 
     def _submit(self, batch: Any) -> Future[Any]:
@@ -464,9 +465,9 @@ def table(uids: list[int], key: str | None = "a", **more: Any) -> pa.Table:
     return pa.table({"key": pa.array([key] * len(uids), pa.string()), "arg0": pa.array(uids, pa.int64()), **more})
 
 
-def close(store: Store, number: int, *tables: pa.Table, query: str = "q", function: str = "item.note") -> ClosedBatch:
-    segments = [write_segment(store, query, number, part, each) for part, each in enumerate(tables)]
-    closed = ClosedBatch(query, number, function, segments)
+def close(store: Store, number: int, *tables: pa.Table, source: str = "q", function: str = "item.note") -> ClosedBatch:
+    segments = [write_segment(store, source, number, part, each) for part, each in enumerate(tables)]
+    closed = ClosedBatch(source, number, function, segments)
     close_batch(store, closed)
     return closed
 

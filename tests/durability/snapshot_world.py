@@ -11,11 +11,23 @@ from unittest import mock
 
 from headrace.core.events import Snapshot
 from headrace.core.placement import shards_of
+from headrace.core.snapshot_metadata import (
+    CountsMetadata,
+    DeferredMetadata,
+    LedgerMetadata,
+    PlacementMetadata,
+    SequencingMetadata,
+    SnapshotMetadata,
+    SourceMetadata,
+    SourcesMetadata,
+    StoreMetadata,
+)
 from headrace.durability.snapshots import layers, snapshots
 from headrace.durability.snapshots.manifests import Manifest
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import ObjectMissing
 from headrace.model.operator import Operator
+from headrace.wire.messages import Failure
 from headrace.wire.values import MISSING
 
 IDENTITY = {"cluster": "c1", "app": "bank", "format": 1}
@@ -114,7 +126,7 @@ def new(store: Any, made: type[Snapshots] = Snapshots, **options: Any) -> Snapsh
 def small_limits() -> Iterator[None]:
     with (
         mock.patch.multiple(layers, BATCH_ROWS=3, FOLD_ROWS=8),
-        mock.patch.multiple(snapshots, META_INLINE_BYTES_MAX=60),
+        mock.patch.multiple(snapshots, META_INLINE_BYTES_MAX=400),
     ):
         yield
 
@@ -145,8 +157,20 @@ def without_empty(tables: Tables) -> Tables:
     return {operator: table for operator, table in tables.items() if table}
 
 
-def meta_of(epoch: int) -> dict[str, Any]:
-    return {"epoch": epoch, "ids": [[f"r{i}", i, b"\x00\xff", None, 1.5] for i in range(epoch % 7)], "n": {3: -0.0}}
+def metadata_of(epoch: int) -> SnapshotMetadata:
+    sources = {
+        f"source {i}": SourceMetadata(i, f"r{i}" if i % 2 else [f"r{i}", ""], {3: Failure("c", "T", "no")}, [(0, 1, i)])
+        for i in range(epoch % 7)
+    }
+    return SnapshotMetadata(
+        SequencingMetadata(epoch, epoch + 1, -epoch),
+        CountsMetadata(2 * epoch, 1 << 40),
+        SourcesMetadata(sources, epoch % 2 == 0),
+        LedgerMetadata(epoch % 3),
+        DeferredMetadata({f"timer {i}": i for i in range(epoch % 4)}),
+        PlacementMetadata([1, 2, 2], epoch) if epoch % 2 else None,
+        StoreMetadata([(epoch, 7), (epoch + 1, 8)], {"stock": epoch}),
+    )
 
 
 def tables_at(epoch: int) -> Tables:
@@ -157,7 +181,7 @@ def tables_at(epoch: int) -> Tables:
 
 def save(made: Snapshots, epoch: int, before: int, term: int = 1, is_full: bool = False) -> Manifest:
     delta = changes({} if is_full or not before else tables_at(before), tables_at(epoch))
-    return made.save(Snapshot(epoch, epoch + 1, delta, meta_of(epoch), is_full), term, "f")
+    return made.save(Snapshot(epoch, epoch + 1, delta, metadata_of(epoch), is_full), term, "f")
 
 
 def loaded_epoch(store: Any, epoch: int | None = None, made: type[Snapshots] = Snapshots) -> int:
@@ -166,7 +190,7 @@ def loaded_epoch(store: Any, epoch: int | None = None, made: type[Snapshots] = S
     if loaded is None:
         return 0
     assert same(loaded.tables, without_empty(tables_at(loaded.manifest.epoch)))
-    assert loaded.manifest.meta == meta_of(loaded.manifest.epoch)
+    assert loaded.manifest.metadata == metadata_of(loaded.manifest.epoch)
     return loaded.manifest.epoch
 
 

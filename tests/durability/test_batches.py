@@ -201,11 +201,11 @@ def test_an_epoch_may_hold_rows_of_two_sources_and_of_a_client(workers: int) -> 
 
 def test_the_query_that_was_quiet_for_longest_is_forgotten_first_also_after_a_restart() -> None:
     store = memory()
-    hand = Hand(store, app, queries_max=2)
+    hand = Hand(store, app, sources_max=2)
     for query, number in [("q", 0), ("r", 0), ("q", 1)]:
         hand.send_source(query, number, add, [("a", 1)])
         hand.settle()
-    hand = Hand(store, app, queries_max=2)
+    hand = Hand(store, app, sources_max=2)
     hand.send_source("s", 0, add, [("a", 1)])
     hand.settle()
     again = [hand.send_source(query, number, add, [("a", 1)]) for query, number in [("q", 1), ("s", 0), ("q", 2)]]

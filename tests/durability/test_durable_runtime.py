@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from headrace import App, Config
+from headrace.core.origin import FromSource
 from headrace.durability.log.log import bounds
 from headrace.durability.store import DirectoryStore, Store
 from headrace.errors import (
@@ -160,7 +161,7 @@ def test_a_batch_of_a_source_runs_once_across_restarts(tmp_path: Path) -> None:
 
     def send(runtime: Runtime, number: int) -> Replies:
         keys, args = [key for key, _ in rows], [(amount,) for _, amount in rows]
-        batch = runtime.admission.admit_columns(f"q/{number}", add, keys, args, source=("q", number))
+        batch = runtime.admission.admit_columns(FromSource(f"q/{number}", "q", number), add, keys, args)
         return Replies(runtime.submit(batch).result(PATIENCE_S), runtime.engine.program.values.unseal)
 
     seen = []

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import Config, Runtime
 from headrace.core.admission import Admission
+from headrace.core.origin import BatchId
 from headrace.core.program import Program
 from headrace.durability.identity import with_checksum
 from headrace.durability.inbox.batch_cache import BatchCache
@@ -125,9 +126,9 @@ def test_a_segment_is_there_as_long_as_a_snapshot_that_is_kept_could_need_it() -
 
 def test_segments_of_a_query_that_is_forgotten_are_deleted_too() -> None:
     store = memory()
-    engine = start(store, snapshots_kept=1, queries_max=1)
-    for query in ("q", "r", "s"):
-        close(store, 0, table([1]), query=query)
+    engine = start(store, snapshots_kept=1, sources_max=1)
+    for source in ("q", "r", "s"):
+        close(store, 0, table([1]), source=source)
         settle(engine)
     for number in range(3):
         engine.hand.run(f"more{number}", [(both, "b", 1)])
@@ -137,12 +138,12 @@ def test_segments_of_a_query_that_is_forgotten_are_deleted_too() -> None:
 
 def test_a_query_that_the_engine_has_forgotten_goes_on_where_the_store_says() -> None:
     store = memory()
-    engine = start(store, queries_max=1)
+    engine = start(store, sources_max=1)
     for number in range(3):
-        for query in ("q", "r"):
-            close(store, number, table([number]), query=query)
+        for source in ("q", "r"):
+            close(store, number, table([number]), source=source)
             settle(engine)
-        engine = start(store, queries_max=1)
+        engine = start(store, sources_max=1)
         engine.hand.settle()
     assert notes(engine) == [0, 0, 1, 1, 2, 2]
     assert held(store) == set()
@@ -150,14 +151,14 @@ def test_a_query_that_the_engine_has_forgotten_goes_on_where_the_store_says() ->
 
 def test_also_after_the_limit_was_raised() -> None:
     store = memory()
-    engine = start(store, queries_max=1)
-    for query in ("q", "r"):
-        close(store, 0, table([0]), query=query)
+    engine = start(store, sources_max=1)
+    for source in ("q", "r"):
+        close(store, 0, table([0]), source=source)
         settle(engine)
     for number in (1, 2):
         engine.hand.take_snapshot()
-        engine = start(store, queries_max=5)
-        close(store, number, table([number]), query="q")
+        engine = start(store, sources_max=5)
+        close(store, number, table([number]), source="q")
         settle(engine)
     assert notes(engine) == [0, 0, 1, 2]
     assert held(store) == set()
@@ -196,7 +197,7 @@ def test_a_gap_is_refused_by_the_source_and_by_the_engine() -> None:
     settle(engine)
     assert waiting(store) == []
     with pytest.raises(StreamError, match="sent batch 3, but 0 was expected"):
-        await_taken(store, ("r", 3), 1)
+        await_taken(store, BatchId("r", 3), 1)
     assert not store.exists(closed.segments[0].name)
     assert notes(engine) == [1]
 
@@ -226,7 +227,7 @@ def test_what_the_store_says_has_run_is_never_taken_for_new_without_its_rows() -
     close(store, 1, table([2]))
     settle(engine)
     with pytest.raises(StreamError, match="sent batch 1, but 0 was expected"):
-        await_taken(store, ("q", 1), 1)
+        await_taken(store, BatchId("q", 1), 1)
 
 
 def test_a_list_that_shows_a_batch_and_not_the_one_before_it_is_no_gap() -> None:
@@ -252,10 +253,10 @@ def test_a_list_that_shows_a_batch_and_not_the_one_before_it_is_no_gap() -> None
 def test_one_name_is_not_taken_for_the_beginning_of_another() -> None:
     store = memory()
     engine = start(store)
-    close(store, 0, table([1]), query="load@2024")
+    close(store, 0, table([1]), source="load@2024")
     settle(engine)
     assert last_taken(store, "load") == -1
-    close(store, 0, table([2]), query="load")
+    close(store, 0, table([2]), source="load")
     assert notes(settle(engine)) == [1, 2]
 
 
@@ -275,14 +276,14 @@ def test_a_batch_with_a_broken_segment_is_held_and_taken_when_it_is_mended(spoil
     close(store, 1, table([2]))
     settle(engine)
     with pytest.raises(StreamError, match=r"batch 0 of query q .* backup"):
-        await_taken(store, ("q", 0), 60)
+        await_taken(store, BatchId("q", 0), 60)
     assert waiting(store) == [("q", 0), ("q", 1)], "nothing is lost"
     engine = settle(start(store))
     assert notes(engine) == []
     store.put(name, sound)
     engine = settle(start(store))
     assert notes(engine) == [1, 2]
-    await_taken(store, ("q", 0), 1)
+    await_taken(store, BatchId("q", 0), 1)
     assert held(store) == set()
 
 
@@ -295,7 +296,7 @@ def test_whatever_stands_in_the_inbox_does_not_stop_the_rest() -> None:
     settle(engine)
     assert notes(engine) == [1]
     with pytest.raises(StreamError, match="Restore it from a backup"):
-        await_taken(store, ("p", 0), 60)
+        await_taken(store, BatchId("p", 0), 60)
 
 
 # --- Spark's writer ---------------------------------------------------------------------------------------------------
@@ -376,7 +377,7 @@ def test_a_runtime_takes_batches_on_a_real_store_once(kind: str, tmp_path: Path,
                 uids = [100 * number + at for at in range(50)]
                 close(store, number, table(uids[:20]), table(uids[20:]))
                 close(store, number, table(uids[30:]), table(uids[:30]))
-                await_taken(store, ("q", number), 60)
+                await_taken(store, BatchId("q", number), 60)
             with pytest.raises(StreamError, match="was sent again with 2"):
                 close(store, number, table([0]), table([1]))
             expected = [100 * batch + at for batch in range(number + 1) for at in range(50)]
@@ -432,8 +433,8 @@ def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> No
     with Runtime(app, store=tmp_path / "store") as new:
         for number in (1, 2, 3):
             close(store, number, table([number + 1]))
-            await_taken(store, ("q", number - 1), 20)
-        await_taken(store, ("q", 3), 20)
+            await_taken(store, BatchId("q", number - 1), 20)
+        await_taken(store, BatchId("q", 3), 20)
         assert new.get(item, "a") == [1, 2, 3, 4]
         assert held(store) == set()
     old.close()
@@ -442,7 +443,7 @@ def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> No
 def test_take_away_never_lowers_what_was_taken() -> None:
     store = memory()
     for number in (0, 1, 2, 1):
-        mark_taken(store, ("q", number))
+        mark_taken(store, BatchId("q", number))
     assert last_taken(store, "q") == 2
 
 
@@ -458,7 +459,7 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and was sent again with 4"):
         close_batch(store, closed(4))
-    mark_taken(store, ("q", 0))
+    mark_taken(store, BatchId("q", 0))
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and was sent again with 2"):
         close_batch(store, closed(2))
@@ -478,5 +479,5 @@ def test_a_worker_judges_rows_by_the_limits_that_they_were_taken_under(tmp_path:
     taken = read_calls(store, closed, Admission(Program(app, Config())))
     assert list(taken.refused) == [1]
     cache = BatchCache(store, Program(app, Config(request_id_bytes_max=1_000)))
-    run = Run(1, "serial", (1, 2, 1), 0, [], [], None, [], [], stored=[(taken.stored or b"", 0, 1)])
+    run = Run(1, "serial", (1, 2, 1), 0, [], [], None, [], [], stored=[(taken.origin.stored or b"", 0, 1)])
     assert cache.fill(run).keys == ["a"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
+from headrace.core.snapshot_metadata import INITIAL
 from headrace.durability.columns import join
 from headrace.durability.reading.scan import LaterStates, Scan
 from headrace.durability.snapshots.snapshots import Snapshots
@@ -43,7 +44,7 @@ def made(deltas: list[dict[str, dict[Any, Any]]], compacts: bool, part_bytes: in
         part_bytes=part_bytes,
     )
     for epoch, delta in enumerate(deltas, 1):
-        snapshots.save(Snapshot(epoch, 1, delta, {"closed_us": 0}), 1, "print")
+        snapshots.save(Snapshot(epoch, 1, delta, INITIAL), 1, "print")
         if compacts:
             snapshots.compact(1, "print")
     return store, snapshots.manifests()[-1]
@@ -144,10 +145,10 @@ def test_layers_of_other_code_are_read_as_one() -> None:
     store = MemoryStore()
     other = Operator("account", partition_by=lambda key: key % 3)
     first = Snapshots(store, IDENTITY, lambda name, keys: shards_of(other, keys, SHARDS), SHARDS)
-    first.save(Snapshot(1, 1, {"account": dict.fromkeys(range(50), 1)}, {}), 1, "old")
+    first.save(Snapshot(1, 1, {"account": dict.fromkeys(range(50), 1)}, INITIAL), 1, "old")
     second = Snapshots(store, IDENTITY, lambda name, keys: shards_of(OPERATORS[name], keys, SHARDS), SHARDS)
     second.load()
-    manifest = second.save(Snapshot(2, 1, {"account": dict.fromkeys(range(0, 50, 2), 2)}, {}), 2, "new")
+    manifest = second.save(Snapshot(2, 1, {"account": dict.fromkeys(range(0, 50, 2), 2)}, INITIAL), 2, "new")
     scan = Scan(store, manifest, "account", SHARDS, OPERATORS["account"])
     assert scan.ranges(4) == [(0, SHARDS - 1)]
     (within,) = scan.ranges(4)

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from headrace.core.events import Snapshot
 from headrace.core.placement import shard_of, shards_of
+from headrace.core.snapshot_metadata import INITIAL
 from headrace.durability import columns
 from headrace.durability.snapshots import layers
 from headrace.durability.snapshots.snapshots import Snapshots, first_to_fold
@@ -35,7 +36,7 @@ from tests.durability.snapshot_world import (
     Tables,
     changes,
     dying,
-    meta_of,
+    metadata_of,
     new,
     same,
     shards,
@@ -164,21 +165,21 @@ ODD: Tables = {
 @pytest.mark.parametrize("kind", ["memory", "directory"])
 def test_odd_keys_and_values_survive_exactly(kind: str, is_full: bool, tmp_path: Path) -> None:
     store = MemoryStore() if kind == "memory" else DirectoryStore(tmp_path / "store")
-    new(store).save(Snapshot(1, 2, changes({}, ODD), meta_of(6), is_full), 1, "f")
+    new(store).save(Snapshot(1, 2, changes({}, ODD), metadata_of(6), is_full), 1, "f")
     loaded = new(store).load()
     assert loaded is not None
     assert same(loaded.tables, ODD)
     manifest = loaded.manifest
     assert (manifest.epoch, manifest.term, manifest.position, manifest.fingerprint) == (1, 1, 2, "f")
-    assert manifest.meta == meta_of(6)
+    assert manifest.metadata == metadata_of(6)
     assert manifest.identity == IDENTITY
     assert Values().decode(loaded.tables["accounts"]["7"]) == (1, [2], "x")
 
 
 def test_changes_by_operator_and_key_are_the_same_changes() -> None:
     stores = MemoryStore(), MemoryStore()
-    new(stores[0]).save(Snapshot(1, 1, changes({}, ODD), {}), 1, "f")
-    new(stores[1]).save(Snapshot(1, 1, copy.deepcopy(ODD), {}), 1, "f")  # type: ignore[arg-type]
+    new(stores[0]).save(Snapshot(1, 1, changes({}, ODD), INITIAL), 1, "f")
+    new(stores[1]).save(Snapshot(1, 1, copy.deepcopy(ODD), INITIAL), 1, "f")  # type: ignore[arg-type]
     a, b = (new(store).load() for store in stores)
     assert a is not None
     assert b is not None
@@ -189,16 +190,16 @@ def test_an_empty_store_has_no_snapshot_and_an_empty_snapshot_is_one() -> None:
     store = MemoryStore()
     assert new(store).load() is None
     assert new(store).manifests() == []
-    new(store).save(Snapshot(3, 4, [], {"x": 1}), 1, "f")
+    new(store).save(Snapshot(3, 4, [], metadata_of(3)), 1, "f")
     loaded = new(store).load()
     assert loaded is not None
-    assert (loaded.tables, loaded.manifest.meta, loaded.manifest.position) == ({}, {"x": 1}, 4)
+    assert (loaded.tables, loaded.manifest.metadata, loaded.manifest.position) == ({}, metadata_of(3), 4)
 
 
 def test_the_last_of_several_changes_of_an_entity_counts() -> None:
     store = MemoryStore()
     delta = [("stock", "a", 1), ("stock", "b", 1), ("stock", "a", MISSING), ("stock", "b", MISSING), ("stock", "b", 2)]
-    new(store).save(Snapshot(1, 1, delta, {}), 1, "f")
+    new(store).save(Snapshot(1, 1, delta, INITIAL), 1, "f")
     loaded = new(store).load()
     assert loaded is not None
     assert loaded.tables == {"stock": {"b": 2}}
@@ -207,8 +208,8 @@ def test_the_last_of_several_changes_of_an_entity_counts() -> None:
 def test_a_full_snapshot_starts_anew() -> None:
     store = MemoryStore()
     made = new(store)
-    made.save(Snapshot(1, 1, [("stock", "a", 1), ("stock", "b", 1)], {}), 1, "f")
-    full = made.save(Snapshot(2, 2, [("stock", "b", 2)], {}, is_full=True), 1, "f")
+    made.save(Snapshot(1, 1, [("stock", "a", 1), ("stock", "b", 1)], INITIAL), 1, "f")
+    full = made.save(Snapshot(2, 2, [("stock", "b", 2)], INITIAL, is_full=True), 1, "f")
     assert len(full.layers) == 1
     for epoch, tables in ((1, {"a": 1, "b": 1}), (2, {"b": 2})):
         loaded = new(store).load(epoch)
@@ -221,10 +222,10 @@ def test_a_snapshot_costs_what_changed() -> None:
     store = MemoryStore()
     made = Snapshots(store, IDENTITY, shards, SHARDS)
     with mock.patch.multiple(layers, BATCH_ROWS=8192, FOLD_ROWS=1 << 17):
-        made.save(Snapshot(1, 1, [("stock", i, i * i) for i in range(20_000)], {}), 1, "f")
+        made.save(Snapshot(1, 1, [("stock", i, i * i) for i in range(20_000)], INITIAL), 1, "f")
         for epoch in range(2, 40):
             before = store.written_bytes
-            manifest = made.save(Snapshot(epoch, 1, [("stock", i, epoch) for i in range(10)], {}), 1, "f")
+            manifest = made.save(Snapshot(epoch, 1, [("stock", i, epoch) for i in range(10)], INITIAL), 1, "f")
             assert store.written_bytes - before < 10_000
             assert len(manifest.layers) < 12
             made.compact(1, "f")
@@ -312,12 +313,12 @@ class Oracle(RuleBasedStateMachine):
     def check(self, loaded: Any) -> None:
         epoch = loaded.manifest.epoch
         assert same(loaded.tables, without_empty(self.states[epoch]))
-        assert loaded.manifest.meta == meta_of(epoch)
+        assert loaded.manifest.metadata == metadata_of(epoch)
         assert loaded.manifest.position == epoch + 1
 
     def snapshot(self, writer: Writer, epoch: int, is_full: bool) -> Snapshot:
         before = {} if is_full else self.states[writer.saved]
-        return Snapshot(epoch, epoch + 1, changes(before, self.states[epoch]), meta_of(epoch), is_full)
+        return Snapshot(epoch, epoch + 1, changes(before, self.states[epoch]), metadata_of(epoch), is_full)
 
     @rule(some=moves)
     def run_and_save(self, some: list[tuple[str, Any, Any]]) -> None:
@@ -347,7 +348,7 @@ class Oracle(RuleBasedStateMachine):
         taken = self.snapshot(self.writer, epoch, is_full)
         manifest = self.writer.snapshots.save(taken, self.term, fingerprint)
         taken.delta.append(("stock", "a", "changed later"))
-        taken.meta["ids"] = "changed later"
+        taken.metadata.sources.last.clear()
         assert manifest.epoch == epoch
         self.writer.saved = self.acknowledged = epoch
 

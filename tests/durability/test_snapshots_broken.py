@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import copy
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.core.events import Snapshot
-from headrace.durability.snapshots.manifests import SnapshotId, parse_snapshot_id
+from headrace.core.snapshot_metadata import INITIAL
+from headrace.durability.snapshots.manifests import (
+    Manifest,
+    SnapshotId,
+    StoredObject,
+    compressed,
+    encode_manifest,
+    parse_snapshot_id,
+)
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import Fenced, SnapshotBroken, StoreError, WrongStore
 from headrace.wire.values import MISSING
@@ -20,6 +30,7 @@ from tests.durability.snapshot_world import (
     MemoryStore,
     dying,
     loaded_epoch,
+    metadata_of,
     named,
     new,
     same,
@@ -281,6 +292,52 @@ def test_snapshots_of_others_are_refused_and_both_are_named(store: MemoryStore) 
         assert f"{name} {IDENTITY[name]}" in str(caught.value)
 
 
+def with_body(store: MemoryStore, **changes: Any) -> Manifest:
+    """The newest snapshot, after its manifest was written differently, as if by another version."""
+    newest = new(store).manifests()[-1]
+    store.objects[newest.name] = encode_manifest(msgspec.structs.replace(newest.body, **changes))
+    return new(store).manifests()[-1]
+
+
+@pytest.mark.parametrize("format_number", [1, 99])
+def test_a_snapshot_of_another_format_is_refused_by_its_name(store: MemoryStore, format_number: int) -> None:
+    described = msgspec.msgpack.encode({"lc": 3, "row": 3, "closed_us": 7, "oldest": 1, "sources": {}})
+    manifest = with_body(store, format=format_number, meta=described)
+    assert manifest.is_complete
+    for read in (lambda: manifest.metadata, new(store).load):
+        with pytest.raises(WrongStore) as caught:
+            read()
+        assert manifest.name in str(caught.value)
+        assert f"format {format_number}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        b"",
+        b"\xc1 not msgpack",
+        msgspec.msgpack.encode({}),
+        msgspec.msgpack.encode({"lc": 3, "row": 3, "closed_us": 7}),
+        msgspec.msgpack.encode(metadata_of(3))[:-1],
+        msgspec.msgpack.encode(msgspec.to_builtins(metadata_of(3)) | {"counts": {"committed": "3", "aborted": 0}}),
+    ],
+)
+@pytest.mark.parametrize("is_inline", [True, False])
+def test_metadata_that_cannot_be_read_is_an_error_that_names_it(
+    store: MemoryStore, described: bytes, is_inline: bool
+) -> None:
+    meta: bytes | StoredObject = described
+    name = new(store).manifests()[-1].name
+    if not is_inline:
+        name = new(store).manifests()[-1].snapshot_id.meta()
+        store.objects[name] = data = compressed(described)
+        meta = StoredObject(name, len(data), zlib.crc32(data))
+    with_body(store, meta=meta)
+    with pytest.raises(SnapshotBroken, match="metadata") as caught:
+        new(store).load()
+    assert name in str(caught.value)
+
+
 def test_what_changed_is_not_saved_over_what_was_not_loaded(store: MemoryStore) -> None:
     with pytest.raises(StoreError, match="load one"):
         save(new(store), 4, 3, term=2)
@@ -431,14 +488,14 @@ def nine_and_ten(made: type[Snapshots]) -> None:
         store = MemoryStore()
         some = new(store, made, fold_layers_min=12, fold_ratio=0.12)
         state: dict[Any, Any] = dict.fromkeys(range(base), 0)
-        some.save(Snapshot(0, 1, [("stock", *each) for each in state.items()], {}), 1, "f")
+        some.save(Snapshot(0, 1, [("stock", *each) for each in state.items()], INITIAL), 1, "f")
         for epoch in range(1, 13):
             delta = [("stock", "a", epoch), ("stock", epoch, MISSING if epoch in (5, 10) and base else epoch)]
             for _, key, value in delta:
                 state[key] = value
                 if value == MISSING:
                     del state[key]
-            some.save(Snapshot(epoch, epoch + 1, delta, {}), 1, "f")
+            some.save(Snapshot(epoch, epoch + 1, delta, INITIAL), 1, "f")
             delta[:] = [("stock", "b", "changed later")]
         folded = some.compact(1, "f")
         assert folded is not None
@@ -461,9 +518,9 @@ def other_code(made: type[Snapshots]) -> None:
         return [shard if code[0] == "f" else 7 - shard for shard in shards(operator, keys)]
 
     some = new(store, made, shards=turned)
-    some.save(Snapshot(1, 2, [("stock", i, i) for i in range(40)], {}), 1, "f")
+    some.save(Snapshot(1, 2, [("stock", i, i) for i in range(40)], INITIAL), 1, "f")
     code[0] = "g"
-    some.save(Snapshot(2, 3, [("stock", i, MISSING if i % 2 else -i) for i in range(40)], {}), 1, "g")
+    some.save(Snapshot(2, 3, [("stock", i, MISSING if i % 2 else -i) for i in range(40)], INITIAL), 1, "g")
     assert some.compact(1, "g") is not None
     loaded = new(store).load()
     assert loaded is not None

@@ -49,7 +49,7 @@ def test_a_message_is_a_call_with_its_own_id_and_key_or_those_of_its_row(tmp_pat
     assert [entry.name for entry in batch.entries] == ["account.deposit", "account.transfer", *["account.deposit"] * 2]
     assert batch.keys == ["a", 5, "k", "ä"]
     assert list(map(tuple, batch.args)) == [(1,), ("b", 2), (3,), (4,)]
-    assert batch.given_ids == ["mine", "t/0/1", "t/0/2", "t/0/3"]
+    assert batch.origin.ids == ["mine", "t/0/1", "t/0/2", "t/0/3"]
     assert not batch.refused
 
 

@@ -34,13 +34,14 @@ def test_a_store_of_another_app_is_refused(headrace: Callable[..., Said], store:
         assert headrace("verify", "examples.shopping_cart:app", "--store", store)[0] == 2
 
 
-def test_a_store_of_another_format_is_refused(headrace: Callable[..., Said], store: Path) -> None:
-    rewrite_identity(store, format=99)
+@pytest.mark.parametrize("other", [1, 99])
+def test_a_store_of_another_format_is_refused(headrace: Callable[..., Said], store: Path, other: int) -> None:
+    rewrite_identity(store, format=other)
     with unchanged(store):
-        refused(store, WrongStore, f"{store}/{IDENTITY}", "format 99", "use the version that wrote it")
+        refused(store, WrongStore, f"{store}/{IDENTITY}", f"format {other}", "use the version that wrote it")
         code, _, complaints = headrace("log", "show", "--store", store)
     assert code == 2
-    assert "format 99" in complaints
+    assert f"format {other}" in complaints
 
 
 def test_a_store_of_another_cluster_is_refused(store: Path) -> None:

@@ -16,6 +16,7 @@ from headrace import App, Context
 from headrace.core.epoch import Epoch
 from headrace.core.events import Lost, Responded, TakeSnapshot
 from headrace.core.log_records import Intent
+from headrace.core.snapshot_metadata import SequencingMetadata
 from headrace.durability.log.log import read_log
 from headrace.durability.recovery import OpenedStore
 from headrace.errors import NotDeterministic
@@ -75,9 +76,10 @@ def test_a_snapshot_holds_the_counters_and_where_in_the_input_it_stands() -> Non
     loaded = hand.opened_store.snapshots.load()
     assert loaded is not None
     manifest = loaded.manifest
-    assert (manifest.epoch, manifest.position, manifest.meta["lc"]) == (4, 5, 12)
-    assert manifest.meta["marks"][-1][0] == 4, "the replies that are kept"
-    assert (manifest.meta["row"], manifest.meta["oldest"], manifest.meta["closed_us"]) == (12, 1, 77)
+    metadata = manifest.metadata
+    assert (manifest.epoch, manifest.position, metadata.sequencing) == (4, 5, SequencingMetadata(12, 12, 77))
+    assert metadata.store.marks[-1][0] == 4, "the replies that are kept"
+    assert metadata.ledger.oldest == 1
 
 
 def written(hand: Hand, before: set[str]) -> int:

@@ -17,6 +17,7 @@ import pytest
 
 from headrace import App, Config, Runtime
 from headrace.core.epoch import Piece
+from headrace.core.origin import FromSource
 from headrace.durability.log.log import bounds, read_log
 from headrace.durability.log.records import EpochHeader, unpack, unpack_results
 from headrace.durability.store import DirectoryStore
@@ -125,7 +126,7 @@ def again(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def from_stream(runtime: Runtime, batch_id: int, ids: Any, rows: list[tuple[Any, Any, tuple[Any, ...]]]) -> Answers:
     """As Spark's micro-batches come."""
     calls: list[Any] = [*rows]
-    return runtime.submit(runtime.admission.admit_rows(ids, calls, ("query", batch_id))).result()
+    return runtime.submit(runtime.admission.admit_rows(FromSource(ids, "query", batch_id), calls)).result()
 
 
 def fill(where: Path, seed: int, batches: int = 40, **settings: Any) -> Told:
@@ -198,9 +199,9 @@ def test_the_log_does_not_repeat_the_ids_of_streams(tmp_path: Path) -> None:
     fill(tmp_path / "store", 1)
     store = DirectoryStore(tmp_path / "store")
     headers = [unpack(record.data)[0] for record in read_log(store, "log")]
-    in_log = [piece for each in headers if isinstance(each, EpochHeader) for piece in each.pieces if piece.source]
+    in_log = [piece for each in headers if isinstance(each, EpochHeader) for piece in each.pieces if piece.position]
     kept = [unpack_results(record.data)[0].epoch.pieces for record in read_log(store, "replies")]
-    in_replies = [piece for pieces in kept for piece in pieces if piece.source]
+    in_replies = [piece for pieces in kept for piece in pieces if piece.position]
     assert in_log == [piece._replace(ids="") for piece in in_replies]
     assert all(piece.ids for piece in in_replies)
     assert in_replies
@@ -250,7 +251,7 @@ def test_ids_of_pieces_in_any_order_are_those_of_their_rows(seed: int) -> None:
         last = random.choice([size, random.randint(first, size)])
         ids.add(piece, first, last)
         want += [piece.id_at(row) for row in range(first, last)]
-    ids.add(Piece("", 5, 2, source=9), 0, 2)  # of a stream, by a version that did not keep them
+    ids.add(Piece("", 5, 2, position=9), 0, 2)  # of a stream, by a version that did not keep them
     assert ids.array().to_pylist() == [*want, None, None]
 
 

@@ -24,8 +24,10 @@ from headrace.core.epoch import Batch, Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Perform, Responded
 from headrace.core.later.builtin import BUILT_IN, SEND, TIMER, drop, fire, skip, tick
+from headrace.core.origin import FromEngine
 from headrace.core.program import Program
 from headrace.core.signature import Args
+from headrace.core.snapshot_metadata import DeferredMetadata
 from headrace.core.state import State
 from headrace.errors import BadRequest
 from headrace.model.operator import Function, Operator
@@ -206,7 +208,7 @@ class Deferred:
             entries.append(entry)
             arguments.append(args)
         ids = [f"headrace/{function.name}/{key}" for function, key, _ in rows]
-        return Batch(ids, entries, [key for _, key, _ in rows], arguments, is_own=True)
+        return Batch(FromEngine(ids), entries, [key for _, key, _ in rows], arguments)
 
     def next_due_us(self, now_us: int) -> int | None:
         """When there is something to log, as far as known."""
@@ -224,12 +226,12 @@ class Deferred:
 
     # --- snapshots ---
 
-    def describe(self) -> dict[str, Any]:
-        return {"spent": dict(self.spent)}  # as they are now
+    def describe(self) -> DeferredMetadata:
+        return DeferredMetadata(dict(self.spent))  # as they are now
 
-    def restore(self, described: dict[str, Any], state: State) -> None:
+    def restore(self, metadata: DeferredMetadata, state: State) -> None:
         """`state` is that of the snapshot."""
-        self.spent = dict(described.get("spent", {}))
+        self.spent = dict(metadata.spent)
         self.note(state.tables[BUILT_IN.name].items(), 0)
         for name, queue in self.expiring.items():
             queue.restore((written_us(sealed), key) for key, sealed in state.tables[name].items())

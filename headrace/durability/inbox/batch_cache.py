@@ -9,8 +9,7 @@ import msgspec
 from headrace.core.epoch import Batch
 from headrace.core.program import Program
 from headrace.durability.inbox.arrow_rows import Row
-from headrace.durability.inbox.batch_calls import reread_calls
-from headrace.durability.inbox.inbox import ClosedBatch
+from headrace.durability.inbox.batch_calls import decode_stored, reread_calls
 from headrace.durability.store import Store
 from headrace.wire.messages import Run
 
@@ -40,8 +39,7 @@ class BatchCache:
     def _find(self, stored: bytes) -> Batch:
         batch = self._batches.pop(stored, None)
         if batch is None:
-            closed, limits, refused = msgspec.msgpack.decode(stored, type=tuple[ClosedBatch, dict[str, int], set[int]])
-            batch = reread_calls(self.store, closed, self.program, limits, refused)
+            batch = reread_calls(self.store, decode_stored(stored), self.program)
             if len(self._batches) >= CACHED_BATCHES_MAX:
                 del self._batches[next(iter(self._batches))]
         self._batches[stored] = batch  # the most recently used batch comes last

@@ -9,9 +9,8 @@ Never here: Arrow's types (arrow_rows.py), where refused rows go (dead_letters.p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -19,6 +18,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from headrace.config import Config
 from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
+from headrace.core.origin import FromSource
 from headrace.core.program import Program
 from headrace.durability.inbox.arrow_rows import Row, read_table, rows_of, to_python
 from headrace.durability.inbox.inbox import ClosedBatch
@@ -28,29 +28,44 @@ from headrace.wire.messages import id_of
 from headrace.wire.values import shown
 
 
-def read_calls(store: Store, closed: ClosedBatch, admission: Admission) -> Batch:
-    """Reads the batch and admits its rows. The refused ones are in the batch's `refused`."""
+class StoredRows(NamedTuple):
+    """What a reader needs to get the same calls from a closed batch: the bytes of `FromSource.stored`."""
+
+    closed: ClosedBatch
+    limits: dict[str, int]  # the settings that decided which rows are refused
+    refused: list[int]
+
+
+_stored_decoder = msgspec.msgpack.Decoder(StoredRows)
+
+
+def decode_stored(stored: bytes) -> StoredRows:
+    return _stored_decoder.decode(stored)
+
+
+def read_calls(store: Store, closed: ClosedBatch, admission: Admission, after: int = -1) -> Batch:
+    """Reads the batch and admits its rows. The refused ones are in the batch's `refused`. `after` is the last batch of
+    its source that ran, as far as the caller knows."""
     batch = admit(closed, read_table(store, closed), admission)
-    batch.closed = closed
-    batch.stored = msgspec.msgpack.encode((closed, admission_limits(admission.program.config), sorted(batch.refused)))
-    return batch
+    rows = StoredRows(closed, admission_limits(admission.program.config), sorted(batch.refused))
+    origin = FromSource(batch.origin.ids, *closed.batch_id, after, msgspec.msgpack.encode(rows))
+    return msgspec.structs.replace(batch, origin=origin)
 
 
-def reread_calls(
-    store: Store, closed: ClosedBatch, program: Program, limits: dict[str, int], refused: Collection[int]
-) -> Batch:
+def reread_calls(store: Store, stored: StoredRows, program: Program) -> Batch:
     """Reads a batch that is in the log. It refuses the same rows as then, whatever the configuration is now."""
+    closed, limits, refused = stored
     checking_program = program
     if limits != admission_limits(program.config):
         checking_program = Program(program.app, dataclasses.replace(program.config, **limits))
     batch = read_calls(store, closed, Admission(checking_program))
     if batch.refused.keys() != set(refused):
         raise AppChanged(
-            f"batch {closed.batch} of query {closed.query} in {store.url} was logged by other code, which refused "
+            f"batch {closed.number} of query {closed.source} in {store.url} was logged by other code, which refused "
             f"{len(refused)} of its rows; this code refuses {len(batch.refused)}. Start it with the code that logged it"
         )
     if checking_program is not program:
-        batch.entries = [program.entries[entry.number] for entry in batch.entries]
+        return msgspec.structs.replace(batch, entries=[program.entries[entry.number] for entry in batch.entries])
     return batch
 
 
@@ -60,9 +75,9 @@ def admission_limits(config: Config) -> dict[str, int]:
 
 
 def admit(closed: ClosedBatch, table: pa.Table | None, admission: Admission) -> Batch:
-    stem = f"{closed.query}/{closed.batch}"
+    origin = FromSource(stem_of_rows(closed), *closed.batch_id)
     if table is None:
-        return Batch(stem, [], [], [], source=closed.source)
+        return Batch(origin, [], [], [])
     if "call" in table.column_names:
         return admit_messages(closed, table, admission)
     keys = to_python(table.column("key"))
@@ -72,15 +87,20 @@ def admit(closed: ClosedBatch, table: pa.Table | None, admission: Admission) -> 
     try:
         signature = admission.program.find(closed.function).signature
     except BadRequest:
-        return admission.admit_columns(stem, closed.function, keys, rows, closed.source)  # refuses them all
+        return admission.admit_columns(origin, closed.function, keys, rows)  # refuses them all
     if not signature.is_scalar:
         rows = list(map(signature.convert, rows))
-    return admission.admit_columns(stem, closed.function, keys, rows, closed.source)
+    return admission.admit_columns(origin, closed.function, keys, rows)
+
+
+def stem_of_rows(closed: ClosedBatch) -> str:
+    """The request ids of rows that have none of their own."""
+    return f"{closed.source}/{closed.number}"
 
 
 def admit_mixed(closed: ClosedBatch, table: pa.Table, keys: list[Any], admission: Admission) -> Batch:
     """Admits rows one by one, if they call different functions, have their own ids, or have arguments in JSON."""
-    count, stem = table.num_rows, f"{closed.query}/{closed.batch}"
+    count, stem = table.num_rows, stem_of_rows(closed)
     functions = to_python(table.column("function")) if not closed.function else [closed.function] * count
     given = to_python(table.column("args")) if "args" in table.column_names else rows_of(table)
     ids = to_python(table.column("id")) if "id" in table.column_names else None
@@ -97,7 +117,7 @@ def admit_mixed(closed: ClosedBatch, table: pa.Table, keys: list[Any], admission
         if ids is None
         else [id_of(stem, at) if given_id is None else str(given_id) for at, given_id in enumerate(ids)]
     )
-    return admission.admit_rows(named, calls, closed.source)
+    return admission.admit_rows(FromSource(named, *closed.batch_id), calls)
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,7 +141,7 @@ _message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(Unparse
 
 def admit_messages(closed: ClosedBatch, table: pa.Table, admission: Admission) -> Batch:
     """Admits rows that are messages. One that is not a call is refused, whatever it holds, and the others are not."""
-    stem, nothing = f"{closed.query}/{closed.batch}", [None] * table.num_rows
+    stem, nothing = stem_of_rows(closed), [None] * table.num_rows
     named = to_python(table.column("id")) if "id" in table.column_names else nothing
     keyed = to_python(table.column("key")) if "key" in table.column_names else nothing
     ids, calls = [], []
@@ -129,7 +149,7 @@ def admit_messages(closed: ClosedBatch, table: pa.Table, admission: Admission) -
         given, call = read_message(data, keyed[at], admission)
         ids.append(given or named[at] or id_of(stem, at))
         calls.append(call)
-    return admission.admit_rows(ids, calls, closed.source)
+    return admission.admit_rows(FromSource(ids, *closed.batch_id), calls)
 
 
 def read_message(data: bytes | None, key: bytes | None, admission: Admission) -> tuple[str | None, Any]:

@@ -1,6 +1,6 @@
 """Dead letters: the rows of a batch that were refused, as a table for people to read and to repair.
 
-dead/<query>@<batch>   the refused rows of one batch, as an Arrow file
+dead/<source>@<number>   the refused rows of one batch, as an Arrow file
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEAD_SCHEMA = pa.schema(
 def write_dead_letters(store: Store, closed: ClosedBatch, batch: Batch, is_again: bool = False) -> None:
     """Writes the refused rows, for people, before the batch is logged. An engine that ended before that may have
     written others, under other limits. With `is_again` they are replaced: what the engine that logs it wrote counts."""
-    name = f"{DEAD}/{stem_of(closed.source)}"
+    name = f"{DEAD}/{stem_of(closed.batch_id)}"
     if not batch.refused and not (is_again and store.exists(name)):
         return
     found = dead_letters_of(store, closed, batch) if batch.refused else []  # not deleted: a crash could undo that
@@ -57,10 +57,10 @@ def dead_letters_of(store: Store, closed: ClosedBatch, batch: Batch) -> list[dic
     rows = [{column: cells[number] for column, cells in columns.items()} for number in range(len(at))]
     return [
         {
-            "query": closed.query,
-            "batch": closed.batch,
+            "query": closed.source,
+            "batch": closed.number,
             "row": row,
-            "request_id": id_of(batch.given_ids, row),
+            "request_id": id_of(batch.origin.ids, row),
             "function": closed.function or function_name(cells),
             "key": to_json(cells.get("key")),
             "args": json_args_of(cells) or to_json(args_of(cells)),
@@ -104,7 +104,7 @@ def dead_letter_names(store: Store, is_final: bool = True) -> list[str]:
     names = store.list(f"{DEAD}/")
     if not is_final:
         return names
-    hidden = {f"{DEAD}/{stem_of(source)}" for source in waiting(store)}  # listed second: what is gone is final
+    hidden = {f"{DEAD}/{stem_of(batch)}" for batch in waiting(store)}  # listed second: what is gone is final
     return [name for name in names if name not in hidden]
 
 

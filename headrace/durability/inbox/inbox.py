@@ -1,9 +1,11 @@
 """Calls that arrive as files: segments, which the tasks of a source write, and the inbox, where a closed batch waits.
 
-    calls/<query>@<batch>@<part>   rows of a batch, as Arrow files; every attempt writes its own
-    inbox/<query>@<batch>          the batch is closed: its segments, in their order
-    taken/<query>@<batch>          the last batch that was taken: how many rows it had
-    refused/<query>@<batch>        why the engine does not take it; while its name is in the inbox, it may yet
+    calls/<source>@<number>@<part>   rows of a batch, as Arrow files; every attempt writes its own
+    inbox/<source>@<number>          the batch is closed: its segments, in their order
+    taken/<source>@<number>          the last batch that was taken: how many rows it had
+    refused/<source>@<number>        why the engine does not take it; while its name is in the inbox, it may yet
+
+A source is whatever numbers its batches: a streaming query, or the write of one table.
 
 Rules:
 1. A batch is closed by creating its name in the inbox, after all its segments are durable. If it is closed already,
@@ -11,7 +13,7 @@ Rules:
 2. The engine logs what the inbox says before it takes a row, and removes the name when all rows are final. A batch that
    is closed again after that is recognized by its number, and removed without reading its rows.
 3. A source that has closed a batch waits until the previous batch is gone, so it never runs far ahead.
-4. The batches of a query have no gaps. A query that starts in the middle or skips some uses the checkpoint of another
+4. The batches of a source have no gaps. A source that starts in the middle or skips some uses the checkpoint of another
    run, and is refused.
 5. Segments, also those of failed attempts, are deleted when no kept snapshot could need them again.
 
@@ -25,11 +27,14 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from headrace.core.epoch import Batch
+from headrace.core.origin import BatchId, FromSource
+from headrace.core.snapshot_metadata import SourcesMetadata
 from headrace.core.source_batches import ONCE, gap
 from headrace.durability.identity import read_checked, with_checksum
 from headrace.durability.store import Store
@@ -53,14 +58,14 @@ class ClosedBatch(msgspec.Struct, frozen=True):
     """A complete batch of calls. Its columns are `key`, `arg0`, `arg1`... or `args` (JSON), `function` if the rows call
     different ones, and `id` if they have their own ids."""
 
-    query: str
-    batch: int
+    source: str
+    number: int
     function: str  # of all rows; empty if there is a column for it
     segments: list[InboxSegment]
 
     @property
-    def source(self) -> tuple[str, int]:
-        return self.query, self.batch
+    def batch_id(self) -> BatchId:
+        return BatchId(self.source, self.number)
 
     @property
     def rows(self) -> int:
@@ -70,7 +75,7 @@ class ClosedBatch(msgspec.Struct, frozen=True):
 # --- for a source -----------------------------------------------------------------------------------------------------
 
 
-def write_segment(store: Store, query: str, batch: int, part: int, table: pa.Table) -> InboxSegment:
+def write_segment(store: Store, source: str, number: int, part: int, table: pa.Table) -> InboxSegment:
     """Durable when it returns. `part` is for people: the order of segments is set when the batch is closed."""
     sink = pa.BufferOutputStream()
     # A disk is faster than zstd; a network is not.
@@ -78,7 +83,7 @@ def write_segment(store: Store, query: str, batch: int, part: int, table: pa.Tab
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
-    name = segment_name((query, batch), part)
+    name = segment_name(BatchId(source, number), part)
     store.put(name, data)  # a new name: it has 48 random bits
     return InboxSegment(name, len(data), zlib.crc32(data), table.num_rows)
 
@@ -93,7 +98,7 @@ def discard_repeat(store: Store, closed: ClosedBatch) -> None:
     """Deletes the segments of an attempt whose batch was closed already: by another attempt, or by this one if a
     request was repeated."""
     try:
-        named = {segment.name for segment in read_closed(store, closed.source).segments}
+        named = {segment.name for segment in read_closed(store, closed.batch_id).segments}
     except (ObjectMissing, LogBroken):
         return  # it was taken just now: these are deleted with its own segments
     discard(store, (segment for segment in closed.segments if segment.name not in named))
@@ -101,16 +106,16 @@ def discard_repeat(store: Store, closed: ClosedBatch) -> None:
 
 def close_batch(store: Store, closed: ClosedBatch) -> bool:
     """Durable when it returns. False if the batch was closed before. StreamError if it leaves a gap."""
-    query, batch = closed.source
-    taken = last_taken(store, query)
-    if batch <= taken:
+    source, number = closed.batch_id
+    taken = last_taken(store, source)
+    if number <= taken:
         check_repeat(store, closed)
         return False
-    if batch > taken + 1 and not store.exists(name_of((query, batch - 1))):
-        taken = last_taken(store, query)  # it may have been taken just now
-        if batch > taken + 1:
-            raise gap(query, batch, taken)
-    if store.create(name_of(closed.source), with_checksum(msgspec.to_builtins(closed))):
+    if number > taken + 1 and not store.exists(name_of(BatchId(source, number - 1))):
+        taken = last_taken(store, source)  # it may have been taken just now
+        if number > taken + 1:
+            raise gap(source, number, taken)
+    if store.create(name_of(closed.batch_id), with_checksum(msgspec.to_builtins(closed))):
         return True
     check_repeat(store, closed)
     return False
@@ -119,10 +124,10 @@ def close_batch(store: Store, closed: ClosedBatch) -> bool:
 def check_repeat(store: Store, closed: ClosedBatch) -> None:
     """Checks that a repeated batch is the same one. If not, its source has lost its plan, and would skip the rows that
     were not in the first one."""
-    rows = rows_known(store, closed.source)
+    rows = rows_known(store, closed.batch_id)
     if rows is not None and rows != closed.rows:
         raise StreamError(
-            f"batch {closed.batch} of query {closed.query} was closed with {rows} rows, and was sent again with "
+            f"batch {closed.number} of query {closed.source} was closed with {rows} rows, and was sent again with "
             f"{closed.rows}; the closed batch runs once, as it was. If it is a table, this name has already run: give "
             "another one. If it is a stream, its source gives different rows each time, or its checkpoint has lost "
             "its plan, as may happen in a power failure: start it with a new checkpoint location, after what it has "
@@ -130,111 +135,115 @@ def check_repeat(store: Store, closed: ClosedBatch) -> None:
         )
 
 
-def rows_known(store: Store, source: tuple[str, int]) -> int | None:
+def rows_known(store: Store, batch: BatchId) -> int | None:
     """How many rows a closed batch had; None if that is no longer known."""
     try:
-        return read_closed(store, source).rows
+        return read_closed(store, batch).rows
     except (ObjectMissing, LogBroken):
         pass
     try:
-        return int(store.get(name_of(source, TAKEN)))
+        return int(store.get(name_of(batch, TAKEN)))
     except (ObjectMissing, ValueError):
         return None
 
 
-def await_taken(store: Store, source: tuple[str, int], patience_s: float) -> None:
+def await_taken(store: Store, batch: BatchId, patience_s: float) -> None:
     """Waits until all rows of this batch are final. StreamError if the engine does not take it."""
-    query, batch = source
-    if batch < 0:
+    source, number = batch
+    if number < 0:
         return
     until_s, pause_s = time.monotonic() + patience_s, 0.001
-    while store.exists(name_of(source)):
-        check_held(store, source)
+    while store.exists(name_of(batch)):
+        check_held(store, batch)
         if time.monotonic() > until_s:
             raise StreamError(
-                f"batch {batch} of query {query} has waited in {store.url} for {patience_s:.0f} s, and no engine has "
+                f"batch {number} of query {source} has waited in {store.url} for {patience_s:.0f} s, and no engine has "
                 "taken it: is the app running? Start the app with this store, then the query again; nothing is lost"
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.02 if store.can_append else 0.5)
-    if last_taken(store, query) < batch:
-        check_held(store, source)
+    if last_taken(store, source) < number:
+        check_held(store, batch)
 
 
-def check_held(store: Store, source: tuple[str, int]) -> None:
+def check_held(store: Store, batch: BatchId) -> None:
     """StreamError if the engine refused this batch, or cannot take it."""
-    if store.exists(name_of(source, REFUSED)):
-        raise StreamError(store.get(name_of(source, REFUSED)).decode())
+    if store.exists(name_of(batch, REFUSED)):
+        raise StreamError(store.get(name_of(batch, REFUSED)).decode())
 
 
-def last_taken(store: Store, query: str) -> int:
-    """The number of the last taken batch of a query; -1 if there is none."""
-    found = (name.rpartition(SEPARATOR) for name in store.list(f"{TAKEN}/{query}{SEPARATOR}"))
-    return max((int(batch) for stem, _, batch in found if stem == f"{TAKEN}/{query}"), default=-1)
+def last_taken(store: Store, source: str) -> int:
+    """The number of the last taken batch of a source; -1 if there is none."""
+    found = (name.rpartition(SEPARATOR) for name in store.list(f"{TAKEN}/{source}{SEPARATOR}"))
+    return max((int(number) for stem, _, number in found if stem == f"{TAKEN}/{source}"), default=-1)
 
 
-def stem_of(source: tuple[str, int]) -> str:
-    query, batch = source
-    return f"{query}{SEPARATOR}{batch:0{DIGITS}}"
+def stem_of(batch: BatchId) -> str:
+    source, number = batch
+    return f"{source}{SEPARATOR}{number:0{DIGITS}}"
 
 
-def segment_name(source: tuple[str, int], part: int) -> str:
-    return f"{SEGMENTS}/{stem_of(source)}{SEPARATOR}{part:05}-{secrets.token_hex(6)}"
+def segment_name(batch: BatchId, part: int) -> str:
+    return f"{SEGMENTS}/{stem_of(batch)}{SEPARATOR}{part:05}-{secrets.token_hex(6)}"
 
 
-def name_of(source: tuple[str, int], of: str = INBOX) -> str:
-    return f"{of}/{stem_of(source)}"
+def name_of(batch: BatchId, of: str = INBOX) -> str:
+    return f"{of}/{stem_of(batch)}"
+
+
+def batch_ids(store: Store, of: str) -> list[BatchId]:
+    """The batches with a name in this folder, in order for each source."""
+    stems = (name.removeprefix(f"{of}/").rpartition(SEPARATOR) for name in store.list(f"{of}/"))
+    return [BatchId(source, int(number)) for source, _, number in stems if number.isdecimal()]
 
 
 # --- for the engine ---------------------------------------------------------------------------------------------------
 
 
-def waiting(store: Store) -> list[tuple[str, int]]:
-    """The batches in the inbox, in order for each query."""
-    stems = [name.removeprefix(f"{INBOX}/").rpartition(SEPARATOR) for name in store.list(f"{INBOX}/")]
-    return [(query, int(batch)) for query, _, batch in stems if batch.isdecimal()]
+def waiting(store: Store) -> list[BatchId]:
+    """The batches in the inbox, in order for each source."""
+    return batch_ids(store, INBOX)
 
 
-def read_closed(store: Store, source: tuple[str, int]) -> ClosedBatch:
+def read_closed(store: Store, batch: BatchId) -> ClosedBatch:
     try:
-        return msgspec.convert(read_checked(store, name_of(source)), ClosedBatch)
+        return msgspec.convert(read_checked(store, name_of(batch)), ClosedBatch)
     except (ValueError, msgspec.ValidationError) as error:
-        raise LogBroken(f"{name_of(source)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
+        raise LogBroken(f"{name_of(batch)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
 
 
-def mark_taken(store: Store, source: tuple[str, int]) -> None:
+def mark_taken(store: Store, batch: BatchId) -> None:
     """Records that all rows of the batch are final. The recorded number never decreases, however late an engine that
     was replaced calls this."""
-    query, batch = source
-    if not query.startswith(ONCE):
-        rows = rows_known(store, source)
-        store.create(name_of(source, TAKEN), b"" if rows is None else str(rows).encode())
-        store.delete(name_of((query, batch - 1), TAKEN))
-    store.delete(name_of(source))
+    source, number = batch
+    if not source.startswith(ONCE):
+        rows = rows_known(store, batch)
+        store.create(name_of(batch, TAKEN), b"" if rows is None else str(rows).encode())
+        store.delete(name_of(BatchId(source, number - 1), TAKEN))
+    store.delete(name_of(batch))
 
 
-def refuse(store: Store, source: tuple[str, int], reason: str) -> None:
+def refuse(store: Store, batch: BatchId, reason: str) -> None:
     """Refuses a batch for good and deletes it."""
-    closed = read_closed(store, source)
-    store.put(name_of(source, REFUSED), reason.encode())
-    store.delete(name_of(source))
+    closed = read_closed(store, batch)
+    store.put(name_of(batch, REFUSED), reason.encode())
+    store.delete(name_of(batch))
     discard(store, closed.segments)
 
 
-def hold(store: Store, source: tuple[str, int], reason: str) -> None:
+def hold(store: Store, batch: BatchId, reason: str) -> None:
     """Notes why a batch cannot be taken as it is. It stays in the inbox and is taken once it is repaired."""
-    store.put(name_of(source, REFUSED), reason.encode())
+    store.put(name_of(batch, REFUSED), reason.encode())
 
 
-def held(store: Store) -> set[tuple[str, int]]:
+def held(store: Store) -> set[BatchId]:
     """The batches that an engine refused, or could not take."""
-    stems = (name.removeprefix(f"{REFUSED}/").rpartition(SEPARATOR) for name in store.list(f"{REFUSED}/"))
-    return {(query, int(batch)) for query, _, batch in stems if batch.isdecimal()}
+    return set(batch_ids(store, REFUSED))
 
 
-def release(store: Store, source: tuple[str, int]) -> None:
+def release(store: Store, batch: BatchId) -> None:
     """Removes the note: the batch can be taken after all."""
-    store.delete(name_of(source, REFUSED))
+    store.delete(name_of(batch, REFUSED))
 
 
 def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
@@ -256,8 +265,8 @@ def read_segment(store: Store, segment: InboxSegment) -> pa.Table:
 
 
 class LiveBatch(NamedTuple):
-    number: int  # of the batch's record in the log
-    source: tuple[str, int]
+    position: int  # of its record in the log
+    batch: BatchId
 
 
 class SegmentRetention:
@@ -269,25 +278,27 @@ class SegmentRetention:
         self._live: list[LiveBatch] = []
         self._lock = threading.Lock()
 
-    def note(self, number: int, source: tuple[str, int]) -> None:
-        with self._lock:
-            self._live.append(LiveBatch(number, source))
+    def note(self, position: int, batch: Batch) -> None:
+        """A batch is in the log. Only one whose rows are in segments counts."""
+        if isinstance(batch.origin, FromSource) and batch.origin.stored is not None:
+            with self._lock:
+                self._live.append(LiveBatch(position, batch.origin.batch_id))
 
-    def retire(self, position: int, sources: dict[str, Any]) -> list[str]:
+    def retire(self, position: int, sources: SourcesMetadata) -> list[str]:
         """Deletes the segments of batches whose records come before `position`: no epoch that may run again uses them.
-        `sources` has the last batch of each query, from a snapshot at that position. Returns the deleted names."""
+        `sources` has the last batch of each source, from a snapshot at that position. Returns the deleted names."""
         if position < self.known_from:
             return []
         with self._lock:
-            gone = {live.source for live in self._live if live.number < position}
-            self._live = [live for live in self._live if live.number >= position]
-            kept = {live.source for live in self._live}
+            gone = {live.batch for live in self._live if live.position < position}
+            self._live = [live for live in self._live if live.position >= position]
+            kept = {live.batch for live in self._live}
         names = []
         for name in self.store.list(f"{SEGMENTS}/"):
-            query, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(SEPARATOR, 2)
-            source = query, int(number)
-            is_past = source in gone or (query in sources and source[1] <= sources[query][0])
-            if is_past and source not in kept:
+            source, number, _ = name.removeprefix(f"{SEGMENTS}/").rsplit(SEPARATOR, 2)
+            batch = BatchId(source, int(number))
+            is_past = batch in gone or (source in sources.last and batch.number <= sources.last[source].number)
+            if is_past and batch not in kept:
                 self.store.delete(name)
                 names.append(name)
         return names

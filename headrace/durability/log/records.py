@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from headrace.core.epoch import CLOSED, FINAL, Batch, Epoch, Piece, piece_of
+from headrace.core.epoch import CLOSED, FINAL, Batch, Epoch, Piece
 from headrace.core.log_records import Decree, Intent, Note, Record, Retired
+from headrace.core.origin import BatchId, FromSource
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
-from headrace.durability.inbox.batch_calls import admission_limits, reread_calls
+from headrace.durability.inbox.batch_calls import StoredRows, decode_stored, reread_calls
 from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, from_column, to_column
 from headrace.durability.store import Store
@@ -53,7 +54,7 @@ class EpochHeader(msgspec.Struct, frozen=True, tag="epoch"):
 
 
 class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
-    source: tuple[str, int]
+    source: BatchId
     ids: RequestIds
     refused: dict[int, Failure]
     rows: CallRows
@@ -111,12 +112,13 @@ class Records:
             header, columns = self._logged_columns[record.number] = self._epoch_to_columns(record)
             return ColumnRecord(header, (columns,))
         if isinstance(record, Batch):
-            assert record.source is not None
-            if record.closed is not None:
-                limits = admission_limits(self.program.config)
-                return ColumnRecord(BatchHeader(record.source, "", record.refused, NO_ROWS, record.closed, limits))
+            origin = record.origin
+            assert isinstance(origin, FromSource)
+            if origin.stored is not None:
+                closed, limits, _ = decode_stored(origin.stored)
+                return ColumnRecord(BatchHeader(origin.batch_id, "", record.refused, NO_ROWS, closed, limits))
             rows, columns = calls_to_columns(record.entries, record.keys, record.args)
-            return ColumnRecord(BatchHeader(record.source, record.given_ids, record.refused, rows), (columns,))
+            return ColumnRecord(BatchHeader(origin.batch_id, origin.ids, record.refused, rows), (columns,))
         return ColumnRecord(record)
 
     def pack(self, record: ColumnRecord) -> bytes:
@@ -131,14 +133,13 @@ class Records:
             return LoggedRecord(number, epoch, header.limits, header.fingerprint)
         if isinstance(header, BatchHeader) and header.closed is not None:
             assert self.store is not None
-            batch = reread_calls(self.store, header.closed, self.program, header.limits, header.refused)
-            batches[number] = batch
-            batch.position = number
+            stored = StoredRows(header.closed, header.limits, sorted(header.refused))
+            batch = batches[number] = reread_calls(self.store, stored, self.program)
             return LoggedRecord(number, batch)
         if isinstance(header, BatchHeader):
             entries, keys, args = self._read_calls(header.rows, columns, self._entry)
-            batch = batches[number] = Batch(header.ids, entries, keys, args, header.refused, header.source)
-            batch.position = number
+            origin = FromSource(header.ids, header.source.source, header.source.number)
+            batch = batches[number] = Batch(origin, entries, keys, args, header.refused)
             return LoggedRecord(number, batch)
         assert isinstance(header, Note)
         return LoggedRecord(number, header)
@@ -152,7 +153,7 @@ class Records:
             if epoch.number in self._logged_columns
             else self._epoch_to_columns(epoch)
         )
-        if any(piece.source for piece in epoch.pieces):  # readers of the replies do not read the log
+        if any(piece.position for piece in epoch.pieces):  # readers of the replies do not read the log
             header = msgspec.structs.replace(header, pieces=epoch.pieces)
         return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
 
@@ -175,11 +176,11 @@ class Records:
 
     def _epoch_to_columns(self, epoch: Epoch) -> tuple[EpochHeader, Columns]:
         entries, keys, args = epoch.entries, epoch.keys, epoch.args
-        if any(piece.source for piece in epoch.pieces):
+        if any(piece.position for piece in epoch.pieces):
             spans = [
                 range(start, start + piece.size)
                 for piece, start in zip(epoch.pieces, epoch.starts(), strict=True)
-                if not piece.source
+                if not piece.position
             ]
             rows = [row for span in spans for row in span]
             entries, keys, args = (
@@ -195,7 +196,7 @@ class Records:
             tids,
             epoch.opened_us,
             epoch.closed_us,
-            [piece._replace(ids="") if piece.source else piece for piece in epoch.pieces],
+            [piece._replace(ids="") if piece.position else piece for piece in epoch.pieces],
             self.limits,
             self.fingerprint,
             described,
@@ -211,24 +212,24 @@ class Records:
         entries, keys, args = self._read_calls(header.rows, columns, find)
         at = 0
         for number, piece in enumerate(header.pieces):
-            known = None if batches is None else batches.get(piece.source)
-            epoch.stored.append(None if known is None else known.stored)
-            if not piece.source:
+            known = None if batches is None else batches.get(piece.position)
+            epoch.stored.append(None if known is None else known.origin.stored)
+            if not piece.position:
                 epoch.has_ids |= not piece.is_own
                 epoch.entries += entries[at : at + piece.size]
                 epoch.keys += keys[at : at + piece.size]
                 epoch.args += args[at : at + piece.size]
                 at += piece.size
-            elif batches is None or piece.source not in batches:
+            elif known is None:
                 epoch.entries += [None] * piece.size  # type: ignore[list-item]
                 epoch.keys += [None] * piece.size  # type: ignore[list-item]
                 epoch.args += [()] * piece.size
             else:
-                batch, stop = batches[piece.source], piece.start + piece.size
-                epoch.pieces[number] = piece_of(batch, piece.start, stop)
-                epoch.entries += batch.entries[piece.start : stop]
-                epoch.keys += batch.keys[piece.start : stop]
-                epoch.args += batch.args[piece.start : stop]
+                stop = piece.start + piece.size
+                epoch.pieces[number] = known.piece(piece.start, stop, piece.position)
+                epoch.entries += known.entries[piece.start : stop]
+                epoch.keys += known.keys[piece.start : stop]
+                epoch.args += known.args[piece.start : stop]
         return epoch
 
     def _read_calls(

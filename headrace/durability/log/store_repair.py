@@ -42,10 +42,11 @@ class Repaired(NamedTuple):
 def repair_store(reader: StoreReader) -> Repaired:
     """Takes the store over: a running coordinator is fenced."""
     newest = reader.snapshots.newest()
-    epoch, position, oldest = (0, 1, 1) if newest is None else (newest.epoch, newest.position, newest.meta["oldest"])
+    epoch, position = (0, 1) if newest is None else (newest.epoch, newest.position)
+    oldest = 1 if newest is None else newest.metadata.ledger.oldest
     store = reader.store
     log = repair(store, "log", position)
-    replies = repair(store, "replies", max(1, int(oldest) - reader.epoch0))
+    replies = repair(store, "replies", max(1, oldest - reader.epoch0))
     last = max(reader.last_epoch(position), epoch)
     if bounds(store, "replies")[1] + reader.epoch0 > last:
         saved = replies.saved

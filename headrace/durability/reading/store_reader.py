@@ -13,12 +13,16 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headrace.config import Config
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Batch, Epoch
 from headrace.core.events import Snapshot
 from headrace.core.local import run_backlog
+from headrace.core.origin import BatchId
 from headrace.core.restore import LoggedRecord, Restored, restore
+from headrace.core.snapshot_metadata import INITIAL, LedgerMetadata
 from headrace.core.state import States
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_fingerprint, with_checksum
 from headrace.durability.inbox.inbox import mark_taken
@@ -119,16 +123,16 @@ class StoreReader:
         if is_strict:
             self._check_code(mine, codes)
         tables: dict[str, States] = {} if loaded is None else loaded.tables
-        meta = {} if loaded is None else loaded.manifest.meta
+        metadata = INITIAL if loaded is None else loaded.manifest.metadata
         if loaded is not None and loaded.manifest.fingerprint != mine.digest:
             if epochs:
                 written = read_fingerprint(self.store, loaded.manifest.fingerprint)
-                tables = migrate(tables, written, mine, app, meta["closed_us"])
+                tables = migrate(tables, written, mine, app, metadata.sequencing.closed_us)
             else:
                 codes.add(loaded.manifest.fingerprint)
-        kept = [each for each in self.recorded(int(meta.get("oldest", 1)), began).values() if each.number <= began]
+        kept = [each for each in self.recorded(metadata.ledger.oldest, began).values() if each.number <= began]
         last = records[-1].number if records else position - 1
-        restore(engine, Restored(began, tables, meta, kept, records, last))
+        restore(engine, Restored(began, tables, metadata, kept, records, last))
         run_backlog(engine)
         waiting = next((each.number for each in epochs if each.phase != FINAL), None)
         if waiting is not None and epoch is None:
@@ -195,7 +199,8 @@ class StoreReader:
         if identity_of(new) is not None:
             raise WrongStore(f"{new.url} is already a store: give an empty or new folder")
         again = {epoch.number: epoch for epoch in replay.epochs}
-        oldest = engine.ledger.epochs[0].number
+        _, _, metadata = engine.describe()
+        oldest = metadata.ledger.oldest
         kept = {number: data for number, data in self.replies(oldest) if number <= replay.epoch}
         first = min([*(number for number in (*kept, *again) if number >= oldest), replay.epoch + 1])
         identity = self.identity | {"cluster": secrets.token_hex(8), "epoch0": first - 1}
@@ -209,13 +214,12 @@ class StoreReader:
                 replies.append(pending)
                 pending = []
         entities = engine.state.select()
-        _, _, meta = engine.meta()
-        meta |= {"oldest": first, "marks": [], "sources": engine.sources.describe(replay.epoch + 1)}
-        snapshot = Snapshot(replay.epoch, 1, entities, meta, True)
+        metadata = msgspec.structs.replace(metadata, ledger=LedgerMetadata(first))
+        snapshot = Snapshot(replay.epoch, 1, entities, metadata, True)
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
         new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
-        for query, (batch, *_) in meta["sources"].items():
-            mark_taken(new, (query, batch))  # so that the query can continue
+        for source, last in metadata.sources.last.items():
+            mark_taken(new, BatchId(source, last.number))  # so that the source can continue
         replies.close()
         log.close()
         new.create(IDENTITY, with_checksum(identity))  # last: a half-written store does not count as one

@@ -107,7 +107,7 @@ class View:
             return False
         if base is None:
             return self.reader.epoch0 == 0
-        return bool(self.changelog.loads(self.name) == base.meta.get("loads", {}).get(self.name, 0))
+        return bool(self.changelog.loads(self.name) == base.metadata.store.loads.get(self.name, 0))
 
     # --- what is known of the operator ---
 
@@ -174,7 +174,7 @@ class View:
             raise
 
     def _later(self, epoch_end: EpochEnd, manifest: Manifest | None) -> tuple[LaterStates | None, int]:
-        now_us = int(manifest.meta["closed_us"]) if manifest is not None else 0
+        now_us = manifest.metadata.sequencing.closed_us if manifest is not None else 0
         if epoch_end.how != CHANGES:
             return None, now_us
         changed: dict[Any, Any] = {}

@@ -30,6 +30,7 @@ from headrace.core.engine import Engine
 from headrace.core.log_records import Retired
 from headrace.core.placement import shards_of
 from headrace.core.signature import conforms, converted, why
+from headrace.core.snapshot_metadata import SnapshotMetadata, StoreMetadata
 from headrace.durability.columns import Columns, join, split, split_keys
 from headrace.durability.inbox.arrow_rows import is_text, to_python
 from headrace.durability.log.log import read_log
@@ -79,11 +80,7 @@ class BulkLoad:
                 f"{store.url} has epochs that are in no snapshot: another process took it over in the meantime, or an "
                 "epoch waits for a response to an external call. Run the app and close it, then load again"
             )
-        self.epoch, self.position, self.meta = (
-            engine.meta() if self.base is None else (*epoch_and_position(self.base), {})
-        )
-        if self.base is not None:
-            self.meta = dict(self.base.meta)
+        self.epoch, self.position, self.metadata = engine.describe() if self.base is None else place_of(self.base)
         self.opened_store.snapshots.continue_from(self.base)
         self.snapshot_id = self.opened_store.snapshots.new_snapshot_id(self.opened_store.log.term, self.epoch)
 
@@ -98,13 +95,13 @@ class BulkLoad:
                     self.store.delete(name)
             opened_store.log.retire(self.base.position)
         opened_store.log.check()
-        marks = [*self.meta.get("marks", []), (opened_store.replies.last, self.meta["closed_us"])]
-        loads = dict(self.meta.get("loads", {}))
-        loads[operator] = loads.get(operator, 0) + 1
-        meta = self.meta | {"marks": marks, "loads": loads}
+        before = self.metadata.store
+        marks = [*before.marks, (opened_store.replies.last, self.metadata.sequencing.closed_us)]
+        loads = before.loads | {operator: before.loads.get(operator, 0) + 1}
+        metadata = msgspec.structs.replace(self.metadata, store=StoreMetadata(marks, loads))
         objects = [tuple(sorted(layer, key=lambda each: each.shards)) for layer in layers]
         return opened_store.snapshots.add_layers(
-            self.snapshot_id, self.position, opened_store.fingerprint, objects, meta
+            self.snapshot_id, self.position, opened_store.fingerprint, objects, metadata
         )
 
     def discard(self, named: set[str]) -> None:
@@ -117,8 +114,8 @@ class BulkLoad:
         self.opened_store.close()
 
 
-def epoch_and_position(manifest: Manifest) -> tuple[int, int]:
-    return manifest.epoch, manifest.position
+def place_of(manifest: Manifest) -> tuple[int, int, SnapshotMetadata]:
+    return manifest.epoch, manifest.position, manifest.metadata
 
 
 # --- a writer ---------------------------------------------------------------------------------------------------------

@@ -22,15 +22,17 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.durability.store import Store
-from headrace.errors import ObjectMissing, SnapshotBroken
+from headrace.errors import ObjectMissing, SnapshotBroken, WrongStore
 
-FORMAT = 1
+FORMAT = 2  # of the manifest and its metadata
 MANIFESTS, OBJECTS = "snapshots/", "state/"
 NAME = re.compile(r"snapshots/(\d{16})-(\d{8})-(\d+)\.json")
 OBJECT_NAME = re.compile(r"state/(\d{16})-(\d{8})-(\d+)-(?:\d+\.arrow|meta\.zst)")
 FRAME = re.compile(rb'\{"checksum":"([0-9a-f]{8})","manifest":(.*)\}\n', re.DOTALL)
 META_INLINE_BYTES_MAX = 16 << 10
+_metadata_decoder = msgspec.msgpack.Decoder(SnapshotMetadata)
 
 
 class SnapshotId(NamedTuple):
@@ -95,7 +97,7 @@ class ManifestBody(msgspec.Struct, frozen=True):
     position: int
     fingerprint: str
     layers: tuple[Layer, ...]  # the base, then changes in the order of the epochs
-    meta: bytes | StoredObject  # msgpack
+    meta: bytes | StoredObject  # the metadata in msgpack
 
     def objects(self) -> list[StoredObject]:
         objects = [each for layer in self.layers for each in layer.objects]
@@ -146,12 +148,23 @@ class Manifest:
         return sum(each.bytes for each in self.body.objects())
 
     @functools.cached_property
-    def meta(self) -> dict[str, Any]:
-        """Read from its own object if it is large."""
+    def metadata(self) -> SnapshotMetadata:
+        """Read from its own object if it is large. An error if it is of another format, or cannot be read."""
+        self.check_format()
         meta = self.body.meta
-        data = meta if isinstance(meta, bytes) else decompressed(read_object(self.store, self.snapshot_id, meta))
-        decoded: dict[str, Any] = msgspec.msgpack.decode(data)
-        return decoded
+        name = self.name if isinstance(meta, bytes) else meta.name
+        try:
+            data = meta if isinstance(meta, bytes) else decompressed(read_object(self.store, self.snapshot_id, meta))
+            return _metadata_decoder.decode(data)
+        except (msgspec.DecodeError, pa.ArrowException, ValueError) as error:
+            raise broken(self.store, self.snapshot_id, name, f"its metadata cannot be read: {error}") from None
+
+    def check_format(self) -> None:
+        if self.body.format != FORMAT:
+            raise WrongStore(
+                f"{self.name} in {self.store.url} has format {self.body.format}, but this version of Headrace reads "
+                f"format {FORMAT}: use the version that wrote it"
+            )
 
     def __repr__(self) -> str:
         return f"Manifest({self.name!r}{'' if self.is_complete else ', not complete'})"

@@ -27,6 +27,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.events import Snapshot
+from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.durability.snapshots.layers import (
     LayerPart,
     LayerSource,
@@ -105,7 +106,7 @@ class Snapshots:
                 self._sharding(fingerprint),
                 written,
             )
-            meta = self._write_meta(snapshot_id, snapshot.meta, written)
+            meta = self._write_metadata(snapshot_id, snapshot.metadata, written)
             with self._lock:
                 last = self._last if not snapshot.is_full else None
                 layers = (*(last.layers if last is not None else ()), *([layer] if layer.objects else ()))
@@ -129,12 +130,12 @@ class Snapshots:
         position: int,
         fingerprint: str,
         objects: list[tuple[StoredObject, ...]],
-        meta: dict[str, Any],
+        metadata: SnapshotMetadata,
     ) -> Manifest:
         """Publishes a manifest with these layers over the last one's. Their objects have this id and are durable."""
         written: list[str] = []
         try:
-            kept = self._write_meta(snapshot_id, meta, written)
+            kept = self._write_metadata(snapshot_id, metadata, written)
             sharding = self._sharding(fingerprint)
             with self._lock:
                 last = self._last.layers if self._last is not None else ()
@@ -190,8 +191,10 @@ class Snapshots:
             objects.append(StoredObject(name, len(part.data), zlib.crc32(part.data), part.rows, part.shards))
         return Layer(snapshot_id.epoch, sharding, tuple(objects))
 
-    def _write_meta(self, snapshot_id: SnapshotId, meta: dict[str, Any], written: list[str]) -> bytes | StoredObject:
-        data = msgspec.msgpack.encode(meta)
+    def _write_metadata(
+        self, snapshot_id: SnapshotId, metadata: SnapshotMetadata, written: list[str]
+    ) -> bytes | StoredObject:
+        data = msgspec.msgpack.encode(metadata)
         if len(data) <= META_INLINE_BYTES_MAX:
             return data
         data = compressed(data)
@@ -300,15 +303,10 @@ class Snapshots:
         return None
 
     def _check_identity(self, manifest: Manifest) -> None:
-        theirs = manifest.body
-        if theirs.format != FORMAT:
+        manifest.check_format()
+        if manifest.identity != self.identity:
             raise WrongStore(
-                f"{manifest.name} in {self.store.url} has format {theirs.format}, but this version of Headrace reads "
-                f"format {FORMAT}: use the version that wrote it"
-            )
-        if theirs.identity != self.identity:
-            raise WrongStore(
-                f"{self.store.url} holds snapshots of {shown_identity(theirs.identity)}, but this is "
+                f"{self.store.url} holds snapshots of {shown_identity(manifest.identity)}, but this is "
                 f"{shown_identity(self.identity)}: use the right store, or an empty one"
             )
 
@@ -321,7 +319,7 @@ class Snapshots:
                     apply(data, tables)
                 except (pa.ArrowException, KeyError) as error:
                     raise broken(self.store, manifest.snapshot_id, stored.name, f"it cannot be read: {error}") from None
-        _ = manifest.meta
+        _ = manifest.metadata
         return {operator: table for operator, table in tables.items() if table}
 
     # --- compaction ---

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from headrace.core.origin import BatchId
 from headrace.core.source_batches import ONCE
 from headrace.durability.identity import CURRENT, read_checked
 from headrace.durability.inbox.inbox import (
@@ -215,7 +216,7 @@ class StreamWriter(CallsWriter, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         closed = self._close(messages, batchId)
-        await_taken(store_of(self.options), (closed.query, batchId - 1), self.patience_s)
+        await_taken(store_of(self.options), BatchId(closed.source, batchId - 1), self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Also called when a commit fails, which may have closed the batch or may still do so (a bucket can carry out a
@@ -242,7 +243,7 @@ class TableWriter(CallsWriter, DataSourceArrowWriter):
             )
         self.query = name or f"{ONCE}{uuid.uuid4()}"
         try:
-            check_name(segment_name((self.query, 0), 0))
+            check_name(segment_name(BatchId(self.query, 0), 0))
         except StoreError:
             raise StreamError(
                 f"{name!r} is not a valid name for a table of calls: use letters, digits and _.=+@-, and not too many "
@@ -256,7 +257,7 @@ class TableWriter(CallsWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Returns when all rows are final."""
-        await_taken(store_of(self.options), self._close(messages, 0).source, self.patience_s)
+        await_taken(store_of(self.options), self._close(messages, 0).batch_id, self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """If all tasks have written their rows, the commit failed: whether the batch was closed, and has run since, is

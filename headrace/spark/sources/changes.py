@@ -103,7 +103,7 @@ class ChangesLog(Epochs):
     def _loaded(self, store: Store, newest: EpochChanges) -> dict[str, int]:
         """The operators loaded since this record, which is the newest, and how often: no epoch has run on them yet."""
         base = StoreReader(store).snapshots.newest()
-        loads = {} if base is None or base.epoch < newest.epoch else base.meta.get("loads", {})
+        loads = {} if base is None or base.epoch < newest.epoch else base.metadata.store.loads
         fresh = {name: loads.get(name, 0) - newest.header.loads.get(name, 0) for name in newest.since}
         return {name: count for name, count in fresh.items() if count > 0 and self.operator in (None, name)}
 

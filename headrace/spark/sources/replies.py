@@ -153,7 +153,7 @@ class Ids:
         if isinstance(ids, list):
             self._end_run()
             self._texts += ids[first:last]
-        elif piece.source and not ids:  # of a stream, written before ids were kept
+        elif piece.position and not ids:  # of a stream, written before ids were kept
             self._end_run()
             self._texts += [None] * (last - first)
         elif ids == self._stem and piece.start + first == self._run.stop:
