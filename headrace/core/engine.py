@@ -380,7 +380,7 @@ class Engine:
         return first.number - 1, position, metadata
 
     def restore(self, epoch: int, metadata: SnapshotMetadata, kept: list[Epoch]) -> None:
-        """Start from a snapshot of this epoch, whose state is in the program. `kept` are the epochs up to it whose
+        """Start from a snapshot of this epoch, whose state is loaded. `kept` are the epochs up to it whose
         replies are kept."""
         self.committed, self.aborted = metadata.counts.committed, metadata.counts.aborted
         self.sequencing.restore(metadata.sequencing, epoch)
