@@ -27,6 +27,7 @@ from headrace.core.channel import Channels
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.events import Lost, Overran, Received, Rescale, Start
+from headrace.core.intake_queue import Policy, first_come
 from headrace.core.later.deferred import ChangedLater
 from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
@@ -533,10 +534,11 @@ def on_workers(
     seed: int = 0,
     term: int = 0,
     program: Program | None = None,
+    policy: Policy = first_come,
 ) -> Engine:
     """An engine whose epochs run on workers: its backend is a `Coordinator`."""
 
     def backend(engine: Engine) -> Coordinator:
         return Coordinator(engine, workers, mode, term=term)
 
-    return Engine(app, config, is_durable=is_durable, seed=seed, program=program, backend=backend)
+    return Engine(app, config, is_durable=is_durable, seed=seed, program=program, backend=backend, policy=policy)

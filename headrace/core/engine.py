@@ -1,6 +1,6 @@
 """The engine, as a pure state machine: what is admitted, in which order it runs, and when its answers leave.
 
-    ingress ──► sequencing ──► journal ──► backend ──► egress
+    ingress ──► intake queue ──► sequencing ──► journal ──► backend ──► egress
 
 `step(now_us, event)` takes one event and returns the effects, in the order to carry them out. The driver
 (`runtime/inprocess.py`, a test, a simulator) owns time, threads, files and clients.
@@ -39,6 +39,7 @@ from headrace.core.events import (
     TakeSnapshot,
     Tick,
 )
+from headrace.core.intake_queue import IntakeQueue, Policy, first_come
 from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
 from headrace.core.ledger import Ledger, reuse
@@ -98,11 +99,13 @@ class Engine:
         seed: int = 0,
         program: Program | None = None,
         backend: Callable[[Engine], Backend] = LocalBackend,
+        policy: Policy = first_come,
     ) -> None:
         """`program` is the app, if it is compiled already."""
         self.config = config or Config()
         self.program = Program(app, self.config) if program is None else program.under(self.config)
         self.state = State(self.program, seed)  # on workers: a copy, which lags behind
+        self.incoming = IntakeQueue(policy)
         self.ledger = Ledger(self.config)
         self.sources = SourceBatches(self.config)
         self.sequencing = Sequencing(self.config)
@@ -181,11 +184,15 @@ class Engine:
     # --- ingress and sequencing ---
 
     def _submit(self, now_us: int, event: Submit, effects: list[Any]) -> None:
+        """Take the batches, in the order that the queue's policy gives."""
         for token, batch in event.batches:
+            self.incoming.put(token, batch)
+        while self.incoming:
+            waiting = self.incoming.take()
             try:
-                self._take(now_us, token, batch)
+                self._take(now_us, waiting.token, waiting.batch)
             except HeadraceError as error:
-                effects.append(Refuse(token, error))
+                effects.append(Refuse(waiting.token, error))
 
     def _take(self, now_us: int, token: Any, batch: Batch) -> None:
         submission = Submission.of(token, batch)

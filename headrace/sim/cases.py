@@ -254,6 +254,15 @@ class Judge:
         return expected, oracle.state
 
 
+def deliver_all(fleet: CountedFleet) -> None:
+    """Let everything happen that is under way."""
+    while fleet.timers or any(fleet.links.values()):
+        while fleet.deliver():
+            pass
+        if fleet.timers:
+            fleet.now_us = max(fleet.now_us, min(fleet.timers.values()))
+
+
 def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], dict[Any, Any]]:
     """Submits calls, loses workers, rescales and delivers; returns the replies and the final state."""
     rng = case.rng("life")
@@ -270,12 +279,9 @@ def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], d
         fleet.submit(Lost(rng.choice(sorted(fleet.workers))) if event is None else event)
         for _ in range(rng.choice((0, 3, 30, 300))):
             fleet.deliver()
-    fleet.submit(Read("state"))
-    while fleet.timers or any(fleet.links.values()):
-        while fleet.deliver():
-            pass
-        if fleet.timers:
-            fleet.now_us = max(fleet.now_us, min(fleet.timers.values()))
+    deliver_all(fleet)
+    fleet.submit(Read("state"))  # it shows closed epochs only, so everything has to be answered first
+    deliver_all(fleet)
     rescaled = sum(isinstance(effect, Rescaled) for effect in fleet.effects)
     if rescaled != len(case.rescales):
         raise RuntimeError(f"{rescaled} of {len(case.rescales)} rescalings were done")
