@@ -60,8 +60,7 @@ class Repair(Exchange):
         self.workers = 1
         self.aborted: set[int] = set()
         self.heap: list[tuple[tuple[int, bytes], int, Record]] = []
-        self.pushed = 0
-        self.running = 0
+        self.pushed = self.running = 0
         self.ran = self.repairs = self.waits = 0
         self.nested = 0  # running calls that run inside others
         self.attempts = PREDICTED  # tries of awaited calls so far
