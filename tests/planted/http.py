@@ -14,8 +14,8 @@ MISTAKES = (
     Mistake(
         "A remote client does what a local one does.",
         "headrace/runtime/remote.py",
-        "raise REFUSALS.get(answer.failure.code, BadRequest)(answer.failure.message)",
-        "raise BadRequest(answer.failure.message)",
+        "name = function.full_name if isinstance(function, Function) else function",
+        "name = function.name if isinstance(function, Function) else function",
     ),
     Mistake(
         "A request id sent again over HTTP runs once.",
