@@ -107,8 +107,8 @@ MISTAKES = (
     Mistake(
         "The same holds with real processes that are killed.",
         "headrace/core/coordinator.py",
-        "self.backlog.extendleft(reversed(",
-        "self.backlog.extendleft(list(",
+        "self.log[: len(self.log) - ahead]",
+        "self.log[1 : len(self.log) - ahead]",
     ),
     Mistake(
         "A function that never returns is aborted by decree, and the other transactions continue.",
