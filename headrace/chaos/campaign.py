@@ -69,9 +69,10 @@ def run_under_faults(
     servers.await_service(servers.start())
     for client in clients:
         client.start()
-    until_s = time.monotonic() + seconds
     stuck: list[str] = []
     try:
+        killer.begin()
+        until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             killer.step()
             say(f"{traffic.acknowledged:,} acknowledged, {sum(killer.counts.values())} faults")

@@ -1,7 +1,7 @@
 """The killer: causes kills, pauses and takeovers at random times, from one seed.
 
-The faults are bounded: what is paused is resumed, what is killed is started again, and after a fault of a coordinator
-the next fault waits until a client was answered.
+The faults are bounded: what is paused is resumed, what is killed is started again. The first fault, and the one after a
+fault of a coordinator, wait until a client was answered.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ class Killer:
             faults += [(self.pause_coordinator, 2)]
         self._faults = [fault for fault, weight in faults for _ in range(weight)]
         self._upcoming: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Waits until a client was answered: before that there is nothing to lose."""
+        self._await_progress(0)
 
     def step(self) -> None:
         """Causes one fault, and waits a little."""
@@ -202,7 +206,8 @@ class Killer:
         while self.traffic.last_success[0] <= since_ns:
             if time.monotonic() - now_s > PROGRESS_S_MAX:
                 raise ChaosFailed(
-                    f"no request was answered for {PROGRESS_S_MAX:.0f} s after a fault of a {kind or 'server'}"
+                    f"no request was answered for {PROGRESS_S_MAX:.0f} s after "
+                    + (f"a fault of a {kind or 'server'}" if self.counts else "the start")
                 )
             self._wait(0.005)
         if kind is not None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace import App, Config, Context, Runtime
 from headrace.core.epoch_changes import OperatorChanges
-from headrace.core.events import Lost
+from headrace.core.events import Lost, TakeSnapshot
 from headrace.durability.log.changelog import (
     DELETE,
     INSERT,
@@ -369,9 +369,11 @@ def test_a_snapshot_is_saved_after_the_changes_that_it_covers() -> None:
     with logging(hand.app, "item"):
         mine = Hand(store, hand.app, 2, seed=3, epoch_transactions_max=2)
         mine.send("all", CALLS)
-        epoch = mine.take_snapshot()
-    assert epoch == 4
-    assert Changelog(store).bounds() == (1, 4)
+        mine.submit(TakeSnapshot("now"))
+        while not (saved := mine.opened_store.snapshots.manifests()):
+            assert mine.deliver() or mine.sync() or mine.work(), "there is no snapshot"
+    assert [each.epoch for each in saved] == [4]
+    assert Changelog(store).bounds() == (1, 4), "at the moment when it is saved"
 
 
 def test_they_are_retired_with_the_replies_but_not_behind_the_oldest_snapshot() -> None:

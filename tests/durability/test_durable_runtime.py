@@ -267,6 +267,12 @@ def check_takeover(store: Any) -> None:
             second.state("item")
         assert third.state("item")["a"] == state["a"] + 1
         third.close()
+        with Runtime(app, store=store) as onlooker:  # it has nothing to write
+            assert onlooker.state("item")["a"] == state["a"] + 1
+            with Runtime(app, store=store) as last:
+                with pytest.raises(Stopped, match="took over"):
+                    onlooker.state("item")
+                assert last.state("item")["a"] == state["a"] + 1
 
 
 def test_whoever_is_superseded_answers_nothing_any_more_and_says_why(tmp_path: Path) -> None:
@@ -324,9 +330,9 @@ def test_a_full_store_stops_the_runtime_loses_nothing_acknowledged_and_works_aga
     acknowledged: list[Any] | None = None
     with suppress(Stopped):
         acknowledged = list(runtime.client.batch(CALLS, request_id="in doubt"))
+    assert (acknowledged is None) or what == "replies/", "a reply needs its log record, and nothing else"
     with pytest.raises(StoreFull, match="no room"):
         runtime.wait()
-    assert (acknowledged is None) or what == "replies/", "a reply needs its log record, and nothing else"
     with pytest.raises(Stopped, match="no room"):
         runtime.client.call(add, "a", 1)
     runtime.close()
@@ -424,10 +430,12 @@ def test_a_store_of_another_app_or_of_nobody_is_refused_and_left_alone(tmp_path:
     other.operator("item")
     with Runtime(app, store=tmp_path / "ours") as runtime:
         runtime.client.call(add, "a", 1)
+    ours = {path: path.read_bytes() for path in (tmp_path / "ours").rglob("*") if path.is_file()}
     with pytest.raises(WrongStore, match=r"belongs to app 'hand', not to 'other'"):
         Runtime(other, store=tmp_path / "ours")
     with pytest.raises(WrongStore, match=r"64 shards.*32.*set shards=64"):
         Runtime(app, Config(shards=32), store=tmp_path / "ours")
+    assert {path: path.read_bytes() for path in (tmp_path / "ours").rglob("*") if path.is_file()} == ours
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "letters.txt").write_text("dear")
     with pytest.raises(WrongStore, match=r"not empty.*letters.txt"):

@@ -448,4 +448,4 @@ def test_a_lost_worker_changes_nothing_about_the_outside_world(workers: int) -> 
     hand.settle()
     assert hand.replies[token][0].result == [1, 2]
     assert hand.state() == {("item", "k"): [1, 2], ("item", "l"): [3], ("item", "t"): 1}
-    assert len(bank.asked) == 3
+    assert len(bank.asked) == len(bank.calls) == 3, "each once"

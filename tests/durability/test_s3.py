@@ -290,7 +290,11 @@ def test_credentials_come_from_the_environment_or_from_the_files_of_aws(
         server.store()
 
 
-def test_no_secret_is_shown(server: Server) -> None:
+@pytest.mark.parametrize("source", ["environment", "file"])
+def test_no_secret_is_shown(server: Server, source: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if source == "file":
+        (tmp_path / "credentials").write_text("[default]\naws_access_key_id = key\naws_secret_access_key = secret\n")
+        only_these(monkeypatch, tmp_path)
     store = server.store()
     assert "secret" not in repr(store) + store.url
     with pytest.raises(ObjectMissing) as caught:

@@ -1,0 +1,110 @@
+"""Mistakes that break the promises of the section "Spark"."""
+
+from __future__ import annotations
+
+from tests.planted import Mistake
+
+MISTAKES = (
+    Mistake(
+        "Every row of a stream is one transaction, with one reply.",
+        "headrace/spark/transact.py",
+        "rows = df.select(*columns_of(df, wanted))",
+        "rows = df.select(*columns_of(df, wanted)).dropDuplicates()",
+    ),
+    Mistake(
+        "The rows of a Spark partition keep their order.",
+        "headrace/spark/transact.py",
+        "rows = df.select(*columns_of(df, wanted))",
+        "rows = df.select(*columns_of(df, wanted)).repartition(4)",
+    ),
+    Mistake(
+        "A micro-batch that Spark repeats runs once, even if it is partitioned differently.",
+        "headrace/spark/sources/calls.py",
+        "        closed = self._close(messages, batchId)\n",
+        "        store = store_of(self.options)\n"
+        "        query = next(each.query for each in messages if isinstance(each, TaskCommit))\n"
+        "        known = [number for name, number in waiting(store) if name == query]\n"
+        "        batchId = 1 + max([last_taken(store, query), *known])\n"
+        "        closed = self._close(messages, batchId)\n",
+        (("    await_taken,\n", "    await_taken,\n    last_taken,\n    waiting,\n"),),
+    ),
+    Mistake(
+        "Killed and started again at any time, a stream gives byte-equal state, and each reply once.",
+        "headrace/spark/sources/epoch_streams.py",
+        'return str(identity["cluster"])',
+        "return f\"{identity['cluster']}/{highest_term(store)}\"",
+        (
+            (
+                "from headrace.durability.log.log import bounds, read_log\n",
+                "from headrace.durability.log.log import bounds, highest_term, read_log\n",
+            ),
+        ),
+    ),
+    Mistake(
+        "Each row runs once, whichever process dies, is late, or gets an error from the store.",
+        "headrace/runtime/intake.py",
+        "        future = self._submit(batch)\n",
+        "        future = self._submit(batch)\n        mark_taken(self.store, source)\n",
+    ),
+    Mistake(
+        "An engine that was replaced does not refuse what its successor would take.",
+        "headrace/runtime/intake.py",
+        "            self._submitted.pop(source[0], None)\n            self._check()\n",
+        "            self._submitted.pop(source[0], None)\n",
+    ),
+    Mistake(
+        "A batch that cannot be read is blocked, and taken when it is repaired.",
+        "headrace/runtime/intake.py",
+        "        hold(self.store, source, ",
+        "        refuse(self.store, source, ",
+    ),
+    Mistake(
+        "Whatever is in a row, it runs or it becomes a dead letter.",
+        "headrace/durability/inbox/batch_calls.py",
+        "UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)",
+        "UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)",
+    ),
+    Mistake(
+        "A query continues after a restart of the app.",
+        "headrace/core/source_batches.py",
+        "            for query, (batch, submission) in self.last.items()\n",
+        "            for query, (batch, submission) in self.last.items()\n            if not submission.is_final()\n",
+    ),
+    Mistake(
+        "A checkpoint of another run is refused.",
+        "headrace/durability/inbox/inbox.py",
+        "        if batch > taken + 1:\n            raise gap(query, batch, taken)\n",
+        "",
+        (
+            (
+                "headrace/core/source_batches.py",
+                "if batch != last + 1 or batch <= after:",
+                "if batch <= after:",
+            ),
+        ),
+    ),
+    Mistake(
+        "A row that cannot be a call becomes a dead letter, and the stream continues.",
+        "headrace/runtime/intake.py",
+        "            write_dead_letters(self.store, closed, batch, source in self._first_listing)\n",
+        "",
+    ),
+    Mistake(
+        "When a table has been written, its calls have run; with a name they run once.",
+        "headrace/spark/sources/calls.py",
+        "await_taken(store_of(self.options), self._close(messages, 0).source, self.patience_s)",
+        "self._close(messages, 0)",
+    ),
+    Mistake(
+        "Batches handed over while no engine runs are taken when one does.",
+        "headrace/spark/sources/calls.py",
+        "if len(written) < len(messages):",
+        "if written:",
+    ),
+    Mistake(
+        "Workers read the rows of a source from the store; the coordinator sends only their names.",
+        "headrace/core/coordinator.py",
+        "msgspec.structs.replace(run, functions=0, keys=[], args=[], stored=stored)",
+        "msgspec.structs.replace(run, stored=stored)",
+    ),
+)

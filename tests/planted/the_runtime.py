@@ -1,0 +1,62 @@
+"""Mistakes that break the promises of the section "The runtime"."""
+
+from __future__ import annotations
+
+from tests.planted import Mistake
+
+MISTAKES = (
+    Mistake(
+        "A client gets the replies of a loop over the log.",
+        "headrace/core/egress.py",
+        "at = len(tids) - start",
+        "at = -start",
+    ),
+    Mistake(
+        "Threads that call at the same time lose nothing and duplicate nothing.",
+        "headrace/runtime/client.py",
+        "{os.getpid()}-{next(self._numbers)}",
+        "{os.getpid()}-{os.times().elapsed}",
+    ),
+    Mistake(
+        "`close` finishes what was handed over; later calls raise `Stopped`.",
+        "headrace/runtime/driver.py",
+        "            while self._serve_once():\n",
+        "            while not self._closed and self._serve_once():\n",
+    ),
+    Mistake(
+        "When too many transactions are pending, a task gets an error and a thread waits.",
+        "headrace/runtime/driver.py",
+        "while self._pending + rows > limit:",
+        "while self._pending > limit:",
+    ),
+    Mistake(
+        "A cancelled task neither breaks the runtime nor cancels its call.",
+        "headrace/runtime/driver.py",
+        "        future.set_running_or_notify_cancel()  # it cannot be cancelled\n",
+        "",
+        (
+            (
+                "        replies.set_running_or_notify_cancel()  # a submitted call cannot be cancelled\n",
+                "",
+            ),
+            (
+                "        self._runtime.submit(batch, wait).add_done_callback(answer)\n",
+                "        submitted = self._runtime.submit(batch, wait)\n"
+                "        submitted.add_done_callback(answer)\n"
+                "        replies.add_done_callback(lambda _: submitted.cancel())\n",
+            ),
+            (
+                "            if item[0] is not None:\n                self._unanswered[item[0]] = None\n",
+                "            if item[0] is not None and item[0].cancelled():\n"
+                "                return batches, None, True\n"
+                "            if item[0] is not None:\n                self._unanswered[item[0]] = None\n",
+            ),
+        ),
+    ),
+    Mistake(
+        "A broken invariant stops the runtime, and every waiting caller gets an error.",
+        "headrace/runtime/driver.py",
+        "rest: list[Future[Any]] = list(self._unanswered)",
+        "rest: list[Future[Any]] = []",
+    ),
+)
