@@ -62,7 +62,7 @@ MISTAKES = (
     Mistake(
         "After a migration, the table of the state is the migrated one.",
         "headrace/core/engine.py",
-        "        if self.journal.is_full_next:\n            changed = self.select(None, None)\n",
+        "        if self.journal.is_full_next:\n            changed = self.state.select()\n",
         "",
     ),
     Mistake(

@@ -71,14 +71,14 @@ MISTAKES = (
     Mistake(
         "The same holds when its segment of the log has been deleted, until its retention ends.",
         "headrace/durability/recovery.py",
-        'self.replies.retire(min(below, keep.meta["oldest"] - self.epoch0))',
+        "self.replies.retire(min(below, keep.metadata.ledger.oldest - self.epoch0))",
         "self.replies.retire(keep.epoch - self.epoch0)",
     ),
     Mistake(
         "A source's batch runs once, wherever a crash cuts it.",
         "headrace/core/restore.py",
-        "done[piece.source] = piece.start + piece.size",
-        "done[piece.source] = piece.size",
+        "done[piece.position] = piece.start + piece.size",
+        "done[piece.position] = piece.size",
     ),
     Mistake(
         "A replay under other limits gives the same bytes.",
@@ -89,7 +89,7 @@ MISTAKES = (
     Mistake(
         "A store moves between one process and any number of workers.",
         "headrace/core/coordinator.py",
-        "self.shards = before if max(owners) == self.workers else before.rescaled(self.workers)",
+        "self.shards = before if max(before.owners) == self.workers else before.rescaled(self.workers)",
         "self.shards = before",
     ),
     Mistake(

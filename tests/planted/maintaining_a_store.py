@@ -20,8 +20,8 @@ MISTAKES = (
     Mistake(
         "A restored store continues from its epoch and knows its request ids.",
         "headrace/durability/reading/store_reader.py",
-        'meta |= {"oldest": first,',
-        'meta |= {"oldest": replay.epoch + 1,',
+        "ledger=LedgerMetadata(first)",
+        "ledger=LedgerMetadata(replay.epoch + 1)",
     ),
     Mistake(
         "`headrace verify` names functions whose results differ from what was answered.",

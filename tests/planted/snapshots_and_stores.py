@@ -28,8 +28,8 @@ MISTAKES = (
     Mistake(
         "Its state is that of its epoch, even if later epochs ran before it was written.",
         "headrace/core/journal.py",
-        "self.unsaved = Snapshot(epoch, position, changed, meta, self.is_full_next)",
-        "self.unsaved = Snapshot(epoch + 1, position, changed, meta, self.is_full_next)",
+        "self.unsaved = Snapshot(epoch, position, changed, metadata, self.is_full_next)",
+        "self.unsaved = Snapshot(epoch + 1, position, changed, metadata, self.is_full_next)",
     ),
     Mistake(
         "Calls are answered while a snapshot is written.",
@@ -82,8 +82,8 @@ MISTAKES = (
         (
             (
                 "headrace/durability/snapshots/snapshots.py",
-                "if theirs.identity != self.identity:",
-                'if theirs.identity["app"] != self.identity["app"]:',
+                "if manifest.identity != self.identity:",
+                'if manifest.identity["app"] != self.identity["app"]:',
             ),
         ),
     ),

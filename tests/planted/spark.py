@@ -43,20 +43,20 @@ MISTAKES = (
     Mistake(
         "Each row runs once, whichever process dies, is late, or gets an error from the store.",
         "headrace/runtime/intake.py",
-        "        future = self._submit(batch)\n",
-        "        future = self._submit(batch)\n        mark_taken(self.store, source)\n",
+        "        future = self._submit(admitted)\n",
+        "        future = self._submit(admitted)\n        mark_taken(self.store, batch)\n",
     ),
     Mistake(
         "An engine that was replaced does not refuse what its successor would take.",
         "headrace/runtime/intake.py",
-        "            self._submitted.pop(source[0], None)\n            self._check()\n",
-        "            self._submitted.pop(source[0], None)\n",
+        "            self._submitted.pop(batch.source, None)\n            self._check()\n",
+        "            self._submitted.pop(batch.source, None)\n",
     ),
     Mistake(
         "A batch that cannot be read is blocked, and taken when it is repaired.",
         "headrace/runtime/intake.py",
-        "        hold(self.store, source, ",
-        "        refuse(self.store, source, ",
+        "        hold(self.store, batch, ",
+        "        refuse(self.store, batch, ",
     ),
     Mistake(
         "Whatever is in a row, it runs or it becomes a dead letter.",
@@ -67,32 +67,32 @@ MISTAKES = (
     Mistake(
         "A query continues after a restart of the app.",
         "headrace/core/source_batches.py",
-        "            for query, (batch, submission) in self.last.items()\n",
-        "            for query, (batch, submission) in self.last.items()\n            if not submission.is_final()\n",
+        "            last[source] = SourceMetadata(",
+        "            if not submission.is_final():\n                last[source] = SourceMetadata(",
     ),
     Mistake(
         "A checkpoint of another run is refused.",
         "headrace/durability/inbox/inbox.py",
-        "        if batch > taken + 1:\n            raise gap(query, batch, taken)\n",
+        "        if number > taken + 1:\n            raise gap(source, number, taken)\n",
         "",
         (
             (
                 "headrace/core/source_batches.py",
-                "if batch != last + 1 or batch <= after:",
-                "if batch <= after:",
+                "if number != last + 1 or number <= origin.after:",
+                "if number <= origin.after:",
             ),
         ),
     ),
     Mistake(
         "A row that cannot be a call becomes a dead letter, and the stream continues.",
         "headrace/runtime/intake.py",
-        "            write_dead_letters(self.store, closed, batch, source in self._first_listing)\n",
+        "            write_dead_letters(self.store, closed, admitted, batch in self._first_listing)\n",
         "",
     ),
     Mistake(
         "When a table has been written, its calls have run; with a name they run once.",
         "headrace/spark/sources/calls.py",
-        "await_taken(store_of(self.options), self._close(messages, 0).source, self.patience_s)",
+        "await_taken(store_of(self.options), self._close(messages, 0).batch_id, self.patience_s)",
         "self._close(messages, 0)",
     ),
     Mistake(

@@ -94,7 +94,7 @@ MISTAKES = (
     Mistake(
         "A timer fires once, even if the process was not running when it was due.",
         "headrace/core/later/deferred.py",
-        "        self.note(self.program.items(BUILT_IN.name), 0)\n",
+        "        self.note(state.tables[BUILT_IN.name].items(), 0)\n",
         "",
     ),
     Mistake(
@@ -108,7 +108,7 @@ MISTAKES = (
         "headrace/core/later/deferring.py",
         "self.call_async(builtin.set, timer, builtin.TIMER, due_us, None, args, name, key)",
         "state = self._program.values.seal((builtin.TIMER, due_us, None, args, name, key))\n"
-        "        self._program.functions[builtin.set].store(timer, state)",
+        "        self._functions[builtin.set].table.put(timer, state)",
     ),
     Mistake(
         "A timer fires when it is due, and not before.",

@@ -32,13 +32,13 @@ MISTAKES = (
     Mistake(
         "An abort undoes the writes of every operator, in whichever function it was raised.",
         "headrace/core/serial.py",
-        "self.transaction.undo.append((context._entry, key, before))",
+        "self.transaction.undo.append((context._binding, key, before))",
         "pass",
     ),
     Mistake(
         "An abort in a one-way call undoes the caller too.",
         "headrace/core/serial.py",
-        "if first is not NOWHERE and root.find(root_key) is not first:",
+        "if first is not NOWHERE and root.table.get(root_key) is not first:",
         "if first is NOWHERE:",
     ),
     Mistake(
@@ -50,7 +50,7 @@ MISTAKES = (
     Mistake(
         "An abort names the function and the entity where it was raised.",
         "headrace/core/serial.py",
-        "self.raised_in = (context._entry, key)",
+        "self.raised_in = (context._binding, key)",
         "self.raised_in = None",
     ),
     Mistake(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from headrace import Abort, App, Context, Runtime
+from headrace.durability.inbox.inbox import waiting
 from headrace.errors import StreamError, UnknownFunction
+from headrace.runtime.intake import InboxReader
 
 pytestmark = pytest.mark.spark
 
@@ -282,9 +285,21 @@ def test_columns_may_have_any_name_and_keys_may_be_zero(spark: Any, runtime: Run
     assert [(row.status, row.key, row.error) for row in replies(spark, runtime)] == [("aborted", "0", "0 lacks 5")]
 
 
-def test_a_table_is_a_batch_that_has_run_when_it_is_written(spark: Any, runtime: Runtime) -> None:
+def test_a_table_is_a_batch_that_has_run_when_it_is_written(
+    spark: Any, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from headrace.spark import transact
 
+    look = InboxReader.look
+
+    def look_late(reader: InboxReader, done: Callable[..., None]) -> int:
+        """A new batch waits for a second, so that a writer that does not wait for it is seen."""
+        if not set(waiting(reader.store)) - reader.under_way:
+            return 0
+        time.sleep(1)
+        return look(reader, done)
+
+    monkeypatch.setattr(InboxReader, "look", look_late)
     table = spark.createDataFrame([(f"k{i % 5}", i) for i in range(50)], "who string, n long")
     expected = {f"k{i}": sum(range(i, 50, 5)) for i in range(5)}
     assert transact(table, deposit, key="who", args=["n"], runtime=runtime) is None
