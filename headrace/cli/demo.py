@@ -87,6 +87,7 @@ def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
     began = time.perf_counter()
     running = spark.sql(TAKINGS).writeStream.format("memory").queryName("takings").outputMode("complete").start()
     query = transact(rows, key="key", args=["other", "amount"], runtime=runtime, name="travel")
+    assert query is not None, "rows is a stream"
     with Live(display, console=out, refresh_per_second=8, transient=False):
         while display.done < calls:
             for each in (query, running):

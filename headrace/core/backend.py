@@ -69,7 +69,7 @@ class Executor(Protocol):
 
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
         """Run the rows from `start` up to `stop`: append to `epoch.results`, and add to `epoch.failures`. Rows in
-        `epoch.decreed` fail.
+        `epoch.decreed` fail. Bindings are refreshed first: a delta may have been taken since the last epoch.
 
         If the response to an external call is needed first, return what is needed. Once it is there, this is called
         again with the row where it stopped."""

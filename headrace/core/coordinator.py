@@ -204,7 +204,9 @@ class Coordinator(Maintenance):
         self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
 
     def _has_room(self) -> bool:
-        return not self.backlog and len(self.flights) < self.config.epochs_in_flight_max and self.gathering is None
+        """May the open epoch be closed? Reads that wait do not prevent it: there may always be another one."""
+        is_behind = any(isinstance(item, Epoch) for item in self.backlog)
+        return not is_behind and len(self.flights) < self.config.epochs_in_flight_max and self.gathering is None
 
     def work(self, now_us: int, effects: list[Any]) -> None:
         """Give the workers as much as they can take."""

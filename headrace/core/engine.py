@@ -112,7 +112,6 @@ class Engine:
         self.journal = Journal(self.config, is_durable)
         changing = [name for name, operator in app.operators.items() if operator.changes]
         self.logged = changing if is_durable else []  # operators whose changes are logged
-        self.state.watch(self.logged)
         self.journal.logs_changes = bool(self.logged)
         self.deferred = Deferred(self.program)
         self.waiting: list[Submission] = []

@@ -129,9 +129,10 @@ class Journal:
     def take(self, now_us: int, changed: Delta, epoch: int, position: int, metadata: SnapshotMetadata) -> None:
         """Take a snapshot at the end of `epoch`. It is saved once all records so far are durable: it depends on them,
         and a recovery reads them after it."""
-        if self.carried:
+        if self.carried and not self.is_full_next:
             merged = {(operator, key): state for operator, key, state in [*self.carried, *rows_of(changed)]}
-            changed, self.carried = [(*entity, state) for entity, state in merged.items()], []
+            changed = [(*entity, state) for entity, state in merged.items()]
+        self.carried = []  # a full snapshot has all that it needs
         self.saved_us, self.transactions = now_us, 0
         self.promised, self.wanted, self.is_due = self.wanted, [], False
         if epoch == self.saved_epoch and not self.is_full_next:  # nothing has run since the last one

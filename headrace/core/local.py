@@ -34,6 +34,7 @@ class LocalBackend:
         self.former: tuple[dict[str, int], Executor] | None = None  # for epochs that were logged with these limits
         self.answered: Outcome | None = None  # of the running epoch: its outcome before a recovery
         self.changes: Changes = {}  # of the newest final epoch
+        engine.state.watch((*engine.program.deferring, *engine.logged))
         if engine.journal.is_durable:
             engine.state.keep_deltas()
 

@@ -63,7 +63,7 @@ class Maintenance:
         self.engine = engine
         self.config, self.program, self.journal = engine.config, engine.program, engine.journal
         self.backlog: deque[Between | Epoch] = engine.backlog  # what comes next
-        self.log: list[Epoch] = []  # since the last copy of the state, which is the program's state
+        self.log: list[Epoch] = []  # since the last copy of the state, which is `engine.state`
         self.logged = 0  # their transactions
         self.copied_tid = 0
         self.gathering: StateGathering | None = None

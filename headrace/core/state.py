@@ -3,10 +3,11 @@
 Rules:
 1. A table holds the sealed state of each entity that has one. There is one layer: an executor reads and writes
    `states` itself.
-2. If somebody takes deltas, `written` notes each write: the new state, or MISSING. `take_delta` hands the dict over and
-   starts another one, so nothing is copied.
-3. In a watched table, `befores` notes what an entity had before its first write. `take_changes`, at the end of an
-   epoch, makes columns of it. An executor that has several epochs under way finds these itself, in its chains.
+2. If deltas are taken, `written` records each write: the new state, or MISSING. `take_delta` hands the dict over and
+   starts another one, so nothing is copied. An entity that was created and deleted in between is MISSING there.
+3. In a watched table, `befores` records the state of an entity before its first write (and `written` is used as well).
+   `take_changes`, at the end of an epoch, makes columns of it. An executor that has several epochs under way finds
+   these itself, in its chains.
 
 Never here: which transaction writes, what a state means, how it is stored.
 """
@@ -29,7 +30,8 @@ States = dict[Key, Any]  # sealed
 
 
 class Table:
-    """The entities of one operator. Executors use `states` as a dict: `get`, `[key] =` and `pop`."""
+    """The entities of one operator. To write, call `change` or `put`; a hot loop may do their work itself: it uses
+    `states` as a dict (`get`, `[key] =`, `pop`) and records each write in `written` and `befores`."""
 
     __slots__ = ("befores", "operator", "states", "written")
 
@@ -106,7 +108,6 @@ class State:
         self.tables = {name: table(operator) for name, operator in program.operators.items()}
         self.has_deltas = False
         self.takes = 0  # how often `written` or `befores` became other dicts
-        self.watch(program.deferring)
 
     def keep_deltas(self) -> None:
         """From now on, `take_delta` gives what was written since it was last called."""

@@ -100,7 +100,7 @@ class Worker(Gathering):
         self.limits: dict[str, int] | None = None  # of the running epochs, if they differ from `config`
         self.channels = Channels(number, config)
         self.channels.term = term - 1  # so a `Begin` of an older term is dropped
-        self._start_over(self.compiled)
+        self._start_over()
         self.mode = "serial"
         self.workers = 1
         self.predicted = self.rows_told = 0
@@ -151,17 +151,18 @@ class Worker(Gathering):
         self.channels.begin(term)
         self.ordered.let_all_go()
         self.limits = None
-        self._start_over(self.compiled)
+        self._start_over()
         self.mode, self.is_ready, self.final_epoch = "serial", False, 0
         self.progress, self.early, self.runs_waiting = {}, {}, deque()
         self.stretch, self.predicted, self.rows_told = None, 0, 0
 
-    def _start_over(self, program: Program) -> None:
+    def _start_over(self) -> None:
         """Start without any state."""
-        self.state = State(program)
+        self.state = State(self.compiled)
         self.state.keep_deltas()
+        self.state.watch(self.compiled.deferring)
         self.logged: list[str] = []  # operators whose changes are logged
-        self._run_by(program)
+        self._run_by(self.compiled)
 
     def _run_by(self, program: Program) -> None:
         self.program = program

@@ -357,4 +357,4 @@ class Cluster(Driver):
                 worker.stop_diary()
 
     def _done(self) -> int:
-        return self.engine.committed + self.engine.aborted
+        return int(self.engine.committed + self.engine.aborted)

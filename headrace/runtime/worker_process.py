@@ -173,7 +173,7 @@ class WorkerNode:
                 f"a worker finds no store at {self._store}, where the coordinator's store is: give a path that all "
                 "processes see"
             )
-        return BatchCache(store, self.worker.like)
+        return BatchCache(store, self.worker.compiled)
 
     def read_pipe(self) -> None:
         for message in self._pipe.receive():

@@ -273,7 +273,8 @@ def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], d
         Submit([(token, admission.admit(FromClient(f"batch{token}"), calls[at : at + size]))])
         for token, at in enumerate(range(0, len(calls), size))
     ]
-    for event in [*[None] * case.losses, *(Rescale("rescale", workers) for workers in case.rescales)]:
+    reads = [Read("in between")] * case.rng("reads").choice((0, 0, 0, 2))  # in any of its states, nothing must break
+    for event in [*reads, *[None] * case.losses, *(Rescale("rescale", workers) for workers in case.rescales)]:
         todo.insert(rng.randint(1, len(todo)), event)
     for event in todo:
         fleet.submit(Lost(rng.choice(sorted(fleet.workers))) if event is None else event)
@@ -293,7 +294,7 @@ def run(case: Case, fleet: CountedFleet, calls: list[Any]) -> tuple[list[Any], d
             if effect.token in answers:
                 raise RuntimeError(f"batch {effect.token} was answered twice")
             answers[effect.token] = list(Replies(effect.answers, unseal))
-        elif isinstance(effect, ReadResult):
+        elif isinstance(effect, ReadResult) and effect.token == "state":
             found = {(name, key): unseal(value) for name, key, value in effect.entities}
     return [reply for token in sorted(answers) for reply in answers[token]], found
 

@@ -193,6 +193,8 @@ def check_rest(coordinator: Any, workers: dict[int, Any]) -> list[str]:
         wrong.append(f"the engine has left over submissions: {engine.waiting!r}")
     if len(engine.sequencing.open):
         wrong.append(f"{len(engine.sequencing.open)} transactions were never run")
+    if any(table.written for table in engine.state.tables.values()):
+        wrong.append("the coordinator's copy of the state records writes that nobody takes")
     for number, node in {0: coordinator, **workers}.items():
         for peer, channel in node.channels.peers.items():
             if channel.unacknowledged or channel.early:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import App, Config
+from headrace import App, Config, Context
 from headrace.core.epoch import Epoch
 from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor, TrackedExecutor
 from headrace.core.state import State, entities_of
 from headrace.wire.values import MISSING
 from tests.cluster import exactly, looped
+from tests.driver import Driver
 from tests.programs import PROGRAMS, app
 from tests.programs import Program as Drawn
 
@@ -158,3 +160,27 @@ def test_what_was_taken_does_not_change_any_more() -> None:
     executor.run(epoch_of(program, [(add, 1, 1)], 2))
     assert taken == {"counter": {1: 1}}
     assert state.take_delta() == {"counter": {1: 2}}
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_no_delta_grows_that_nobody_takes(workers: int) -> None:
+    """Timers are entities that come and go; in memory, nobody takes what they have written."""
+    clocks = App("clocks")
+    alarm = clocks.operator("alarm", ttl=60)
+
+    @alarm.register
+    def ring(ctx: Context) -> None:
+        ctx.put(1)
+
+    @alarm.register
+    def wind(ctx: Context) -> None:
+        ctx.call_later(0.001, ring, ctx.key)
+
+    driver = Driver(clocks, Config(replay_transactions_max=50), workers)
+    for at in range(100):
+        driver.submit_at(at * 10_000, ([f"r{at}"], [(wind, f"k{at}")]))
+        driver.settle()
+    assert not any(table.written for table in driver.core.state.tables.values())
+    for worker in driver.workers.values():  # until the next copy of the state
+        assert max(len(table.written or ()) for table in worker.state.tables.values()) < 100
+        assert not any(table.befores for table in worker.state.tables.values())

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from headrace import App, Context
+from headrace import App, Config, Context
 from headrace.core.events import Lost
+from headrace.core.journal import Journal
+from headrace.core.snapshot_metadata import INITIAL
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.errors import AppChanged, StoreError
 from headrace.sim.disk import SimStore
@@ -310,3 +312,18 @@ def test_a_decree_made_in_a_replay_of_other_limits_has_its_place_in_the_log() ->
         hand = Hand(store, app, calls_max=9)
         replies = hand.run("all", [(exhaust, "a", "memory")])
     assert Hand(store, app).run("all", [(exhaust, "a", "memory")]) == replies
+
+
+def test_a_full_snapshot_holds_nothing_that_was_deleted_meanwhile() -> None:
+    """After a migration the first snapshot is full. It fails, workers are added, an entity is deleted."""
+    journal = Journal(Config(), is_durable=True)
+    journal.restore(5, 10, True)
+    journal.take(0, [("item", "gone", 1), ("item", "kept", 2)], 6, 11, INITIAL)
+    assert journal.saving is not None
+    assert journal.saving.is_full
+    journal.failed()
+    journal.carry([("item", "gone", 1)])
+    journal.take(0, [("item", "kept", 2)], 7, 12, INITIAL)
+    assert journal.saving is not None
+    assert journal.saving.is_full
+    assert journal.saving.delta == [("item", "kept", 2)]

@@ -128,13 +128,17 @@ class Stretch:
 
     def __init__(self, program: Program, seed: int) -> None:
         self.program = program
-        self.tables = {name: BorrowedTable(operator, self) for name, operator in program.operators.items()}
-        self.state = State(program, seed, lambda operator: self.tables[operator.name])
+        self.tables: dict[str, BorrowedTable] = {}
+        self.state = State(program, seed, self._table)
         self.state.watch(self.tables)
         self.executor = StretchExecutor(program, self.state)
         self.epoch = Epoch(0, 0, 0)
         self.own: Callable[[Entity], Any]
         self.is_new = self.is_running = False
+
+    def _table(self, operator: Operator) -> BorrowedTable:
+        table = self.tables[operator.name] = BorrowedTable(operator, self)
+        return table
 
     def begin(self, epoch: Epoch, own: Callable[[Entity], Any]) -> None:
         """`epoch` has the rows. `own` gives the state of this worker's entities, and raises LookupError for others."""
