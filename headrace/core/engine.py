@@ -39,7 +39,6 @@ from headrace.core.events import (
     TakeSnapshot,
     Tick,
 )
-from headrace.core.intake_queue import IntakeQueue, Policy, first_come
 from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
 from headrace.core.ledger import Ledger, reuse
@@ -51,6 +50,7 @@ from headrace.core.sequencing import Sequencing
 from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
 from headrace.core.source_batches import SourceBatches
 from headrace.core.state import State
+from headrace.core.submit_queue import Policy, SubmitQueue, first_come
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
@@ -105,7 +105,7 @@ class Engine:
         self.config = config or Config()
         self.program = Program(app, self.config) if program is None else program.under(self.config)
         self.state = State(self.program, seed)  # on workers: a copy, which lags behind
-        self.incoming = IntakeQueue(policy)
+        self.incoming = SubmitQueue(policy)
         self.ledger = Ledger(self.config)
         self.sources = SourceBatches(self.config)
         self.sequencing = Sequencing(self.config)

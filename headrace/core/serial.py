@@ -41,7 +41,7 @@ from headrace.wire.messages import Failure, Need
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
-NOWHERE: Any = object()
+NOT_READ: Any = object()
 
 Body = Callable[..., Any]
 
@@ -101,7 +101,7 @@ class SerialExecutor:
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
-        missing, first = MISSING, NOWHERE
+        missing, first = MISSING, NOT_READ
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
@@ -270,7 +270,7 @@ class SerialExecutor:
         transaction = self.transaction
         for binding, key, before in reversed(transaction.undo):
             binding.table.put(key, before)
-        if first is not NOWHERE and root.table.get(root_key) is not first:
+        if first is not NOT_READ and root.table.get(root_key) is not first:
             root.table.put(root_key, first)
         transaction.undo.clear()
         transaction.queue.clear()
@@ -290,7 +290,7 @@ Walk = Generator[tuple[Binding, Key], None, Need | None]
 """A row that runs: yields the entities whose state it needs before it can continue."""
 
 
-class Carried(BaseException):
+class WrappedStopIteration(BaseException):
     """Carries a function's StopIteration out of a generator: Python would turn it into a RuntimeError."""
 
     def __init__(self, error: StopIteration) -> None:
@@ -301,7 +301,7 @@ def run_carefully(binding: Binding, args: Args) -> Any:
     try:
         return binding.run(*args)
     except StopIteration as error:
-        raise Carried(error) from None
+        raise WrappedStopIteration(error) from None
 
 
 class TrackedExecutor(SerialExecutor):
@@ -340,10 +340,10 @@ class TrackedExecutor(SerialExecutor):
             transaction.undo.clear()
             epoch.results.append(result)
         except BaseException as error:
-            raised = error.error if isinstance(error, Carried) else error
+            raised = error.error if isinstance(error, WrappedStopIteration) else error
             failure, needs = self._failure(raised, binding, key), transaction.needs
             self._retire(context)
-            self._roll_back(binding, key, NOWHERE)
+            self._roll_back(binding, key, NOT_READ)
             if needs is not None:
                 return needs  # type: ignore[no-any-return]
             epoch.failures[row] = failure

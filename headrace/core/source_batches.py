@@ -72,12 +72,12 @@ class SourceBatches:
         Later rows are read from the log."""
         last = {}
         for source, (number, submission) in self.last.items():
-            stretches = [
+            ranges = [
                 (epoch.number if isinstance(epoch, Epoch) else 0, start, stop)
-                for epoch, start, stop in submission.stretches
+                for epoch, start, stop in submission.ranges
                 if isinstance(epoch, Failure) or epoch.number < first
             ]
-            last[source] = SourceMetadata(number, submission.ids, submission.refused, stretches)
+            last[source] = SourceMetadata(number, submission.ids, submission.refused, ranges)
         return SourcesMetadata(last, self.has_forgotten)
 
     def restore(self, metadata: SourcesMetadata, epochs: dict[int, Epoch]) -> None:

@@ -31,8 +31,8 @@ from headrace.durability.inbox.dead_letters import write_dead_letters
 from headrace.durability.inbox.inbox import (
     held,
     hold,
-    last_taken,
-    mark_taken,
+    last_finished,
+    mark_finished,
     name_of,
     read_closed,
     refuse,
@@ -92,7 +92,7 @@ class InboxReader:
         self.under_way.discard(batch)
         error = future.exception()
         if error is None:
-            mark_taken(self.store, batch)
+            mark_finished(self.store, batch)
         elif not isinstance(error, Stopped):
             self._submitted.pop(batch.source, None)
             self._check()
@@ -119,7 +119,7 @@ class InboxReader:
     def _last_before(self, source: str) -> int:
         """The last batch that was taken or submitted. If the engine has forgotten the source, the store knows."""
         last = max(self._last_of(source), self._submitted.get(source, -1))
-        return last if last >= 0 else last_taken(self.store, source)
+        return last if last >= 0 else last_finished(self.store, source)
 
     def _read(self, batch: BatchId, last: int) -> Batch | None:
         """Read a batch. Returns None if it is held."""

@@ -455,7 +455,7 @@ class World:
         assert store.list("calls/") == []
         assert store.list("inbox/") == []
         for spark in self.sparks:
-            assert inbox.last_taken(store, spark.query) == len(spark.batches) - 1
+            assert inbox.last_finished(store, spark.query) == len(spark.batches) - 1
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------

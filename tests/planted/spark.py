@@ -24,9 +24,9 @@ MISTAKES = (
         "        store = store_of(self.options)\n"
         "        query = next(each.query for each in messages if isinstance(each, TaskCommit))\n"
         "        known = [number for name, number in waiting(store) if name == query]\n"
-        "        batchId = 1 + max([last_taken(store, query), *known])\n"
+        "        batchId = 1 + max([last_finished(store, query), *known])\n"
         "        closed = self._close(messages, batchId)\n",
-        (("    await_taken,\n", "    await_taken,\n    last_taken,\n    waiting,\n"),),
+        (("    await_finished,\n", "    await_finished,\n    last_finished,\n    waiting,\n"),),
     ),
     Mistake(
         "Killed and started again at any time, a stream gives byte-equal state, and each reply once.",

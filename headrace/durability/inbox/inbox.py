@@ -107,14 +107,14 @@ def discard_repeat(store: Store, closed: ClosedBatch) -> None:
 def close_batch(store: Store, closed: ClosedBatch) -> bool:
     """Durable when it returns. False if the batch was closed before. StreamError if it leaves a gap."""
     source, number = closed.batch_id
-    taken = last_taken(store, source)
-    if number <= taken:
+    finished = last_finished(store, source)
+    if number <= finished:
         check_repeat(store, closed)
         return False
-    if number > taken + 1 and not store.exists(name_of(BatchId(source, number - 1))):
-        taken = last_taken(store, source)  # it may have been taken just now
-        if number > taken + 1:
-            raise gap(source, number, taken)
+    if number > finished + 1 and not store.exists(name_of(BatchId(source, number - 1))):
+        finished = last_finished(store, source)  # it may have finished just now
+        if number > finished + 1:
+            raise gap(source, number, finished)
     if store.create(name_of(closed.batch_id), with_checksum(msgspec.to_builtins(closed))):
         return True
     check_repeat(store, closed)
@@ -147,7 +147,7 @@ def rows_known(store: Store, batch: BatchId) -> int | None:
         return None
 
 
-def await_taken(store: Store, batch: BatchId, patience_s: float) -> None:
+def await_finished(store: Store, batch: BatchId, patience_s: float) -> None:
     """Waits until all rows of this batch are final. StreamError if the engine does not take it."""
     source, number = batch
     if number < 0:
@@ -162,7 +162,7 @@ def await_taken(store: Store, batch: BatchId, patience_s: float) -> None:
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.02 if store.can_append else 0.5)
-    if last_taken(store, source) < number:
+    if last_finished(store, source) < number:
         check_held(store, batch)
 
 
@@ -172,7 +172,7 @@ def check_held(store: Store, batch: BatchId) -> None:
         raise StreamError(store.get(name_of(batch, REFUSED)).decode())
 
 
-def last_taken(store: Store, source: str) -> int:
+def last_finished(store: Store, source: str) -> int:
     """The number of the last taken batch of a source; -1 if there is none."""
     found = (name.rpartition(SEPARATOR) for name in store.list(f"{TAKEN}/{source}{SEPARATOR}"))
     return max((int(number) for stem, _, number in found if stem == f"{TAKEN}/{source}"), default=-1)
@@ -212,7 +212,7 @@ def read_closed(store: Store, batch: BatchId) -> ClosedBatch:
         raise LogBroken(f"{name_of(batch)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
 
 
-def mark_taken(store: Store, batch: BatchId) -> None:
+def mark_finished(store: Store, batch: BatchId) -> None:
     """Records that all rows of the batch are final. The recorded number never decreases, however late an engine that
     was replaced calls this."""
     source, number = batch

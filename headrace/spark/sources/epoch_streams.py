@@ -36,7 +36,7 @@ from headrace.durability.reading.tail import Tail
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, StoreError, StreamError
 from headrace.spark.sources.options import located, store_of, whole
-from headrace.spark.tasks import settle
+from headrace.spark.tasks import freeze_gc
 
 PARTITIONS = 2
 PARTITION_BYTES_MIN = 256 << 10  # of the log: less is not worth another task
@@ -118,7 +118,7 @@ class Epochs(ABC):
 
     def _read(self, stretch: RecordRange) -> Iterator[pa.RecordBatch]:
         yield from self.batches(self._records(stretch), stretch.mark)
-        settle()
+        freeze_gc()
 
     def _records(self, stretch: RecordRange) -> Iterator[tuple[int, bytes]]:
         store, origin, number = self.open(), stretch.origin, stretch.first

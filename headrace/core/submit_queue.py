@@ -37,7 +37,7 @@ def first_come(waiting: WaitingBatch) -> int:
     return 0
 
 
-class IntakeQueue:
+class SubmitQueue:
     def __init__(self, policy: Policy = first_come) -> None:
         self.policy = policy
         self.arrived = 0
