@@ -1,5 +1,5 @@
-"""The intake: submits the batches that sources have closed in the store's inbox, in the order in which they were
-closed.
+"""The intake: submits the batches that sources have closed in the store's inbox. The batches of one source are
+submitted in order.
 
 `InboxReader` lists the inbox, reads the waiting batches and submits them; the core logs and runs them. When a batch is
 final, its name is removed; a source waits for that before it gets far ahead. `InboxReader` has no thread; `Intake` has
@@ -117,7 +117,8 @@ class InboxReader:
         future.add_done_callback(lambda future: done(batch, future))
 
     def _last_before(self, source: str) -> int:
-        """The last batch that was taken or submitted. If the engine has forgotten the source, the store knows."""
+        """The last batch that the engine took, or that was submitted. If the engine has forgotten the source, the store
+        knows the last one that finished."""
         last = max(self._last_of(source), self._submitted.get(source, -1))
         return last if last >= 0 else last_finished(self.store, source)
 

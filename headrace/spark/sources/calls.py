@@ -5,9 +5,9 @@
 
 Options: `function`, or a column `function` ("operator.function"), or columns `operator` and `function`, if rows call
 different functions; `key`, the column of the keys; `args`, the columns of the arguments in order, or `argsJson`, one
-column with a JSON list; `requestId`, a column with request ids; `patience`, how many seconds the engine may take to
-accept a batch. Or `callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key`
-and `requestId` are used for calls that have none.
+column with a JSON list; `requestId`, a column with request ids; `patience`, how many seconds to wait until the batch
+has run (for a stream: the batch before it). The default is 300. Or `callJson`, one column with whole calls in JSON, as
+POST /v1/call takes them: then the columns `key` and `requestId` are used for calls that have none.
 
 Each task writes its rows as segments into the store. The commit closes the batch in the inbox, by query and number,
 where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; no row passes through the

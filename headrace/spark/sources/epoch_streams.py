@@ -5,7 +5,7 @@ Rules:
    for another store. What is between two offsets never changes: a micro-batch that Spark repeats has the same rows.
    Some streams keep a `mark` of what they began with, to detect when it no longer holds.
 2. Spark plans in a process that lives as long as the query, and follows the log there (durability/reading/tail.py). It
-   reads in other processes: they open the store themselves, and are told where in the log to begin.
+   reads in other processes: they open the store themselves, and get the position in the log to begin with.
 3. An epoch that is no longer kept, or does not exist yet, stops the query with an error that names it. Nothing is
    skipped silently.
 
