@@ -1,6 +1,6 @@
 """The coordinator: the backend that runs epochs on workers.
 
-    ingress ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
+    ledger ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
 
 Rules:
 1. An epoch has settled when every worker has reported idle and every channel has received as much as was sent: no

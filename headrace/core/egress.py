@@ -1,6 +1,7 @@
-"""Egress: which replies belong to which request, and when they may leave.
+"""Egress: which replies belong to which request.
 
-A submission is answered once, when the last epoch with one of its rows is final.
+A submission is answered once: when all its rows are final and the log record of its last epoch is durable.
+`Engine._answer` (`core/engine.py`) waits for both.
 """
 
 from __future__ import annotations

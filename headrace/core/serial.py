@@ -1,11 +1,13 @@
-"""Execution in the serial mode: each transaction to completion, in TID order, with an undo log.
+"""Execution in the serial mode: each transaction to completion, in TID order, with an undo list.
 
 Rules:
-1. A synchronous call runs at once; asynchronous calls run after the root has returned, in the order they were made,
-   as one queue per transaction; their results are discarded. The first exception in that order aborts the
-   transaction and is its reply.
-2. The context holds its entity's state while a call runs; it is stored when the call returns or waits. The earlier
-   state goes to the undo log; an abort restores it, latest first. Nothing runs twice; there are no read or write sets.
+1. An awaited call (`ctx.call`) runs at once. One-way calls (`ctx.call_async`) run after the root has returned, in the
+   order in which they were made, as one queue per transaction; their results are discarded. The first exception in
+   that order aborts the transaction and is its reply.
+2. The context holds its entity's state while a call runs. The state is stored when the call returns or waits. If
+   something can still fail after that, the earlier state is added to the undo list. The root's earlier state is kept in
+   a local variable instead; if the root waits, in both. An abort restores all of them, latest first (`_roll_back`). No
+   read or write sets are kept.
 3. An exception that leaves a function aborts the transaction: no caller can catch it, wherever it runs.
 4. The hot loop does not track the paths of calls. A transaction that needs them is undone and run again by
    `TrackedExecutor`, and so is every later one with the same root. Other transactions pay nothing.
@@ -266,7 +268,7 @@ class SerialExecutor:
         transaction.calls_left -= 1
 
     def _roll_back(self, root: Binding, root_key: Key, first: Any) -> None:
-        """`first` is the root's state before, if it got so far: its writes are not in the undo log."""
+        """`first` is the root's state before the transaction, if it was read: the undo list may not contain it."""
         transaction = self.transaction
         for binding, key, before in reversed(transaction.undo):
             binding.table.put(key, before)

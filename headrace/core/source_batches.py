@@ -32,9 +32,9 @@ class SourceBatches:
         return -1 if known is None else known[0]
 
     def take(self, origin: FromSource, submission: Submission, rows: int) -> Submission | None:
-        """Take a batch of so many rows. Returns None if it is new, else the submission that ran. What ran last, by what
-        the source says, counts if the source may have been forgotten. A source that knows that the batch ran does not
-        send its rows, so it is never new."""
+        """Take a batch of `rows` rows. Returns None if it is new; otherwise returns the submission of its first run. If
+        this engine may have forgotten the source, `origin.after` says which batch ran last. A source that knows that a
+        batch ran does not send its rows, so such a batch is never new."""
         source, number = origin.batch_id
         forgotten = origin.after if self.has_forgotten else -1
         last, ran = self.last.get(source, (forgotten, None))

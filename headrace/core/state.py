@@ -3,7 +3,7 @@
 Rules:
 1. A table holds the sealed state of each entity that has one. There is one layer: an executor reads and writes
    `states` itself.
-2. If somebody takes deltas, `written` notes each write: the new state, or MISSING. `take_delta` hands the dict over and
+2. If deltas are taken, `written` records each write: the new state, or MISSING. `take_delta` hands the dict over and
    starts another one, so nothing is copied.
 3. In a watched table, `befores` notes what an entity had before its first write. `take_changes`, at the end of an
    epoch, makes columns of it. An executor that has several epochs under way finds these itself, in its chains.
