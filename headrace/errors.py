@@ -1,8 +1,8 @@
-"""Every error that Headrace raises: who erred, where, and what to do next.
+"""Every error that Headrace raises. Each message says what is wrong, where, and what to do next.
 
 An error has a stable `code` (for programs), a message (for people), `retry` (may the same call succeed later?) and an
-`http_status`. Two kinds never mix: a request that is *refused* was never logged and changed nothing; a transaction that
-*aborted* was logged, ran, and was undone.
+`http_status`. A *refused* request was never logged and changed nothing. An *aborted* transaction was logged, ran and
+was undone. Two errors concern only the reply to calls that ran: `ReplyExpired` and `AnswerTooLarge`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Abort(Exception):
     """Raise it in a function to undo the whole transaction; the message is the reply."""
 
 
-# --- the app's author erred -------------------------------------------------------------------------------------------
+# --- errors in the app ------------------------------------------------------------------------------------------------
 
 
 class ModelError(HeadraceError):
@@ -37,7 +37,7 @@ class ConfigError(HeadraceError):
     code = "bad_config"
 
 
-# --- the caller erred: the request is refused -------------------------------------------------------------------------
+# --- errors in a request: it is refused -------------------------------------------------------------------------------
 
 
 class BadRequest(HeadraceError):
@@ -147,13 +147,14 @@ class Aborted(HeadraceError):
 
 
 class Poisoned(HeadraceError):
-    """A function exhausted the process (memory, the Python stack), so its transaction aborts by decree."""
+    """A function ran out of memory or stack, did not return within `wall_limit_us`, or crashed its worker repeatedly.
+    Its transaction aborts, and the log records that (a decree), so it also aborts in every replay."""
 
     code = "poisoned"
     http_status = 422
 
 
-# --- the machine or the operator of the system ------------------------------------------------------------------------
+# --- errors of the machine, the store or the installation -------------------------------------------------------------
 
 
 class AnswerTooLarge(HeadraceError):
@@ -171,7 +172,8 @@ class Stopped(HeadraceError):
 
 
 class NotDeterministic(HeadraceError):
-    """A transaction that was run again, after a loss or a restart, gave a different result from the one that left."""
+    """A transaction that was run again, after a crash or a lost worker, gave a different result from the first one,
+    which may have been sent already."""
 
     code = "not_deterministic"
 
@@ -227,7 +229,7 @@ class SnapshotBroken(StoreError):
 
 
 class Fenced(HeadraceError):
-    """Another coordinator has taken over this store: this one must stop answering."""
+    """Another process has taken over this store. This one must stop answering."""
 
     code = "fenced"
     retry = True

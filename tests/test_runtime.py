@@ -282,7 +282,7 @@ def test_who_asks_for_state_while_the_engine_breaks_is_told() -> None:
     waiting = hold(runtime)
     handed_over = runtime.client.submit(["x"], [(deposit, "k", 1)], wait=True)
     asked = threading.Event()
-    runtime._inbox = SignallingQueue(runtime._inbox, asked)  # type: ignore[assignment]
+    runtime._queue = SignallingQueue(runtime._queue, asked)  # type: ignore[assignment]
     asking = in_thread(runtime.state, account)
     assert asked.wait(PATIENCE_S)
     runtime.engine.step = lambda now_us, event: 1 // 0  # type: ignore[method-assign,assignment,return-value]

@@ -54,7 +54,7 @@ def send(
         answers.append(future.result())
         batches.laps_s.append(time.perf_counter() - handed_over)
 
-    gc_settings.settle()  # as `headrace run` does
+    gc_settings.freeze_gc()  # as `headrace run` does
     began = time.perf_counter()
     for keys, args in parts:
         if len(pending) >= at_once:
@@ -83,7 +83,7 @@ def send_on_time(count: int, per_s: float, submit: Callable[[int], Future[Any]])
         futures.append(submit(number))
         futures[-1].add_done_callback(note)
 
-    gc_settings.settle()  # as `headrace run` does
+    gc_settings.freeze_gc()  # as `headrace run` does
     began = time.perf_counter()
     for number in range(count):
         due = began + number / per_s

@@ -211,7 +211,7 @@ class StreamUnderTest:
         replies = replies.load(self.store.url).writeStream.format("noop").queryName("replies")
         self.calls = StreamProgress(calls)
         self.replies = StreamProgress(replies.option("checkpointLocation", str(folder / "replies")).start())
-        gc_settings.settle()
+        gc_settings.freeze_gc()
 
     def last_epoch(self) -> int:
         return int(self.runtime.engine.sequencing.open.number) - 1

@@ -116,7 +116,7 @@ def serve(
                 flush=True,
             )
         web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
-        gc_settings.settle()
+        gc_settings.freeze_gc()
         server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
         for each in (runtime, pipeline):
             if each is not None:

@@ -1,7 +1,7 @@
 """Backends: where epochs run. In this process (`core/local.py`), or on workers (`core/coordinator.py`).
 
-The engine (`core/engine.py`) is the front: it admits, sequences, logs and answers. It puts closed epochs into its
-`backlog`, in order with whatever must happen between two epochs. The backend takes items from there, in order, and
+The engine (`core/engine.py`) is the front: it takes batches, sequences, logs and answers. It puts closed epochs into
+its `backlog`, in order with whatever must happen between two epochs. The backend takes items from there, in order, and
 tells the engine the outcome:
 
     engine.finished(epoch)          every row of the epoch has its result or failure

@@ -1,6 +1,6 @@
 """Bindings: the functions of a program as one executor runs them.
 
-An entry (`core/program.py`) is the same for everybody. A binding belongs to one executor: it joins the entry with the
+An entry (`core/program.py`) is shared by all executors. A binding belongs to one executor: it joins the entry with the
 table of its operator and the context of the next call. Several executors may be alive over one state.
 """
 
@@ -46,7 +46,8 @@ class Binding:
         self.run: Callable[..., Any] = never  # the body with this context
 
     def refresh(self) -> None:
-        """The table's notes: hot loops write to them. They are others after a delta was taken."""
+        """Get the table's dicts `written` and `befores` again: hot loops write to them. They are replaced when a delta
+        is taken, or operators are watched."""
         self.written, self.befores = self.table.written, self.table.befores
 
     def bind(self, context: Any) -> None:

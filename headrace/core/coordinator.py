@@ -1,6 +1,6 @@
 """The coordinator: the backend that runs epochs on workers.
 
-    ingress ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
+    ledger ──► sequencing ──► Run to all workers ──► Idle from all ──► Final ──► egress
 
 Rules:
 1. An epoch has settled when every worker has reported idle and every channel has received as much as was sent: no
@@ -27,7 +27,6 @@ from headrace.core.channel import Channels
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.events import Lost, Overran, Received, Rescale, Start
-from headrace.core.intake_queue import Policy, first_come
 from headrace.core.later.deferred import ChangedLater
 from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
@@ -38,6 +37,7 @@ from headrace.core.placement import ShardMap
 from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
 from headrace.core.snapshot_metadata import PlacementMetadata
+from headrace.core.submit_queue import Policy, first_come
 from headrace.errors import ConfigError, NotDeterministic
 from headrace.model.app import App
 from headrace.wire.messages import (
@@ -352,11 +352,11 @@ class Coordinator(Maintenance):
         self.stats["gathered"] += len(rows)
         counts = {worker: sum(row in rows for row in own) for worker, own in flight.rows.items()}
         flight.gatherer = max(counts, key=lambda worker: (counts[worker], -worker))
-        everybody = list(flight.idle) if flight.is_lone else list(flight.rows)
+        workers = list(flight.idle) if flight.is_lone else list(flight.rows)
         flight.shares.clear()
-        for at, worker in enumerate(everybody, start=1):
-            share = min(at, len(everybody) - 1) if flight.is_lone else None  # they add up to one
-            gather = Gather(epoch.number, tids[start], tids[stop - 1], flight.gatherer, everybody, share)
+        for at, worker in enumerate(workers, start=1):
+            share = min(at, len(workers) - 1) if flight.is_lone else None  # they add up to one
+            gather = Gather(epoch.number, tids[start], tids[stop - 1], flight.gatherer, workers, share)
             self._tell(now_us, flight, worker, gather, effects)
 
     def _take_results(self, now_us: int, worker: int, body: Results, effects: list[Any]) -> None:

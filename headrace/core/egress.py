@@ -1,6 +1,7 @@
-"""Egress: which replies belong to which request, and when they may leave.
+"""Egress: which replies belong to which request.
 
-A submission is answered once, when the last epoch with one of its rows is final.
+A submission is answered once: when all its rows are final and the log record of its last epoch is durable.
+`Engine._answer` (`core/engine.py`) waits for both.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from headrace.wire.messages import Answers, Failure, RequestIds, with_refused
 class Submission:
     """Where the rows of one submitted batch went: ranges of epochs, in the batch's order."""
 
-    __slots__ = ("floor", "ids", "last", "refused", "stretches", "token")
+    __slots__ = ("floor", "ids", "last", "ranges", "refused", "token")
 
     def __init__(self, token: Any, ids: RequestIds, refused: dict[int, Failure]) -> None:
         self.token = token  # the driver's; returned with the answers
         self.ids, self.refused = ids, refused  # refused: at admission, by place in the whole batch
-        self.stretches: list[tuple[Epoch | Failure, int, int]] = []
+        self.ranges: list[tuple[Epoch | Failure, int, int]] = []
         self.last: Epoch | None = None  # the one to wait for
         self.floor = 0  # of a source's batch: its record
 
@@ -29,23 +30,23 @@ class Submission:
         return cls(token, batch.origin.ids, batch.refused) if batch.origin.stored is None else cls(token, "", {})
 
     def add(self, epoch: Epoch, start: int, stop: int) -> None:
-        self.stretches.append((epoch, start, stop))
+        self.ranges.append((epoch, start, stop))
         if self.last is None or epoch.number > self.last.number:
             self.last = epoch
 
     def refuse(self, failure: Failure, rows: int = 1) -> None:
-        self.stretches += [(failure, 0, 1)] * rows
+        self.ranges += [(failure, 0, 1)] * rows
 
     def again(self, token: Any) -> Submission:
         """The same rows, for a repeated request."""
         repeat = Submission(token, self.ids, self.refused)
-        repeat.stretches, repeat.last, repeat.floor = self.stretches, self.last, self.floor
+        repeat.ranges, repeat.last, repeat.floor = self.ranges, self.last, self.floor
         return repeat
 
     def is_final(self) -> bool:
         if self.last is None or self.last.phase == FINAL:  # epochs become final in order
             return True
-        return all(stop <= epoch.final_rows for epoch, _, stop in self.stretches if epoch is self.last)
+        return all(stop <= epoch.final_rows for epoch, _, stop in self.ranges if epoch is self.last)
 
     def position(self) -> int:
         """The log record that it waits for: the last one, since records are in epoch order."""
@@ -56,7 +57,7 @@ class Submission:
         epochs: list[int | None] = []
         results: list[Any] = []
         failures: dict[int, Failure] = {}
-        for epoch, start, stop in self.stretches:
+        for epoch, start, stop in self.ranges:
             if isinstance(epoch, Failure):
                 failures[len(tids)] = epoch
                 tids = list(tids) if isinstance(tids, range) else tids

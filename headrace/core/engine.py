@@ -1,9 +1,9 @@
-"""The engine, as a pure state machine: what is admitted, in which order it runs, and when its answers leave.
+"""The engine, as a pure state machine: in which order calls run, and when their answers leave.
 
-    ingress ──► intake queue ──► sequencing ──► journal ──► backend ──► egress
+    admitted batches ──► queue ──► ledger ──► sequencing ──► journal ──► backend ──► egress
 
 `step(now_us, event)` takes one event and returns the effects, in the order to carry them out. The driver
-(`runtime/inprocess.py`, a test, a simulator) owns time, threads, files and clients.
+(`runtime/driver.py`, a test, a simulator) owns time, threads, files and clients.
 
 The backend decides where an epoch runs: in this process (`core/local.py`) or on workers (`core/coordinator.py`).
 Output (answers, state that was read) waits until `journal` says that it is durable.
@@ -39,7 +39,6 @@ from headrace.core.events import (
     TakeSnapshot,
     Tick,
 )
-from headrace.core.intake_queue import IntakeQueue, Policy, first_come
 from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
 from headrace.core.ledger import Ledger, reuse
@@ -51,6 +50,7 @@ from headrace.core.sequencing import Sequencing
 from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
 from headrace.core.source_batches import SourceBatches
 from headrace.core.state import State
+from headrace.core.submit_queue import Policy, SubmitQueue, first_come
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
@@ -105,7 +105,7 @@ class Engine:
         self.config = config or Config()
         self.program = Program(app, self.config) if program is None else program.under(self.config)
         self.state = State(self.program, seed)  # on workers: a copy, which lags behind
-        self.incoming = IntakeQueue(policy)
+        self.incoming = SubmitQueue(policy)
         self.ledger = Ledger(self.config)
         self.sources = SourceBatches(self.config)
         self.sequencing = Sequencing(self.config)
@@ -180,7 +180,7 @@ class Engine:
     def _save_failed(self, now_us: int, event: SaveFailed, effects: list[Any]) -> None:
         effects += [Refuse(token, event.error) for token in self.journal.failed()]
 
-    # --- ingress and sequencing ---
+    # --- taking batches, and sequencing ---
 
     def _submit(self, now_us: int, event: Submit, effects: list[Any]) -> None:
         """Take the batches, in the order that the queue's policy gives."""
@@ -326,7 +326,7 @@ class Engine:
         self.journal.keep(epoch, self.backend.take_changes())
 
     def decree(self, epoch: Epoch) -> None:
-        """Log failures from exhausted memory or stack: the next run may not exhaust them."""
+        """Log failures caused by memory or stack: a second run might not fail."""
         poisoned = {row: why for row, why in epoch.failures.items() if why.code == Poisoned.code}
         if poisoned.keys() - epoch.decreed.keys():
             epoch.decreed.update(poisoned)

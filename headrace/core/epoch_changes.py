@@ -7,7 +7,7 @@ Rules:
    changes drops such entities and sorts the others.
 3. Changes decide no result. They are computed again whenever the epoch runs again.
 
-Never here: how they are kept, who reads them.
+Never here: how they are stored, what reads them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,9 @@ An effect that shows something to the outside leaves only when what it follows f
     Keep, Save        the records of the epochs that they cover
     SnapshotTaken     the snapshot itself
 
-All other effects may leave at once. `core/journal.py` enforces this.
+All other effects may leave at once. `Journal.covers` says whether a record is durable, with every decree and response
+so far. `Engine._answer` and `Engine._perform` hold back answers, reads and external calls until it does; the journal
+itself holds back `Keep`, `Save` and `SnapshotTaken`.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class Answer(NamedTuple):
 
 
 class Refuse(NamedTuple):
-    """A request cannot be taken as a whole. Nothing of it was logged."""
+    """The whole request fails with this error. None of its calls was logged."""
 
     token: Any
     error: HeadraceError

@@ -81,7 +81,7 @@ class Maintenance:
 
     @abstractmethod
     def check(self, workers: int) -> None:
-        """Raise ConfigError if there cannot be so many workers."""
+        """Raise ConfigError if this number of workers is not possible."""
 
     @abstractmethod
     def _begin_term(self, now_us: int, effects: list[Any]) -> None:

@@ -30,7 +30,7 @@ class FromSource(msgspec.Struct, frozen=True):
     source: str
     number: int
     after: int = -1  # the last batch that ran, according to the source: the engine may have forgotten
-    stored: bytes | None = None  # where its rows are, for those who read them there; None if only in the batch
+    stored: bytes | None = None  # where its rows are stored; None if they are only in this batch
 
     @property
     def batch_id(self) -> BatchId:
@@ -38,7 +38,7 @@ class FromSource(msgspec.Struct, frozen=True):
 
 
 class FromEngine(msgspec.Struct, frozen=True):
-    """Rows that nobody sent: timers, schedules, expired state."""
+    """Rows that the engine itself adds: timers, schedules, expired state."""
 
     ids: list[str]
     stored: ClassVar[None] = None

@@ -77,15 +77,15 @@ class ShardMap:
         shards = len(self.owners)
         room = {worker: shards // workers + (worker <= shards % workers) for worker in range(1, workers + 1)}
         owners = [0] * shards
-        homeless = []
+        unassigned = []
         for shard, owner in enumerate(self.owners):
             if room.get(owner, 0) > 0:
                 owners[shard] = owner
                 room[owner] -= 1
             else:
-                homeless.append(shard)
+                unassigned.append(shard)
         free = [worker for worker, count in room.items() for _ in range(count)]
-        for shard, owner in zip(homeless, free, strict=True):
+        for shard, owner in zip(unassigned, free, strict=True):
             owners[shard] = owner
         return ShardMap(owners, self.version + 1)
 

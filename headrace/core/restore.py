@@ -1,4 +1,4 @@
-"""How an engine starts from what an earlier one left: a snapshot, the kept replies, the log's records.
+"""How an engine starts from the data of an earlier one: a snapshot, the kept replies, the log's records.
 
 Rules:
 1. The state, the counters, the request ids and the last batch of each source are those at the snapshot's epoch.

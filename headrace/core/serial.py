@@ -1,11 +1,13 @@
-"""Execution in the serial mode: each transaction to completion, in TID order, with an undo log.
+"""Execution in the serial mode: each transaction to completion, in TID order, with an undo list.
 
 Rules:
-1. A synchronous call runs at once; asynchronous calls run after the root has returned, in the order they were made,
-   as one queue per transaction; their results are discarded. The first exception in that order aborts the
-   transaction and is its reply.
-2. The context holds its entity's state while a call runs; it is stored when the call returns or waits. The earlier
-   state goes to the undo log; an abort restores it, latest first. Nothing runs twice; there are no read or write sets.
+1. An awaited call (`ctx.call`) runs at once. One-way calls (`ctx.call_async`) run after the root has returned, in the
+   order in which they were made, as one queue per transaction; their results are discarded. The first exception in
+   that order aborts the transaction and is its reply.
+2. The context holds its entity's state while a call runs. The state is stored when the call returns or waits. If
+   something can still fail after that, the earlier state is added to the undo list. The root's earlier state is kept in
+   a local variable instead; if the root waits, in both. An abort restores all of them, latest first (`_roll_back`). No
+   read or write sets are kept.
 3. An exception that leaves a function aborts the transaction: no caller can catch it, wherever it runs.
 4. The hot loop does not track the paths of calls. A transaction that needs them is undone and run again by
    `TrackedExecutor`, and so is every later one with the same root. Other transactions pay nothing.
@@ -41,7 +43,7 @@ from headrace.wire.messages import Failure, Need
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
-NOWHERE: Any = object()
+NOT_READ: Any = object()
 
 Body = Callable[..., Any]
 
@@ -101,7 +103,7 @@ class SerialExecutor:
         transaction, results, seal = self.transaction, epoch.results, self.values.seal
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
-        missing, first = MISSING, NOWHERE
+        missing, first = MISSING, NOT_READ
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
@@ -266,11 +268,11 @@ class SerialExecutor:
         transaction.calls_left -= 1
 
     def _roll_back(self, root: Binding, root_key: Key, first: Any) -> None:
-        """`first` is the root's state before, if it got so far: its writes are not in the undo log."""
+        """`first` is the root's state before the transaction, if it was read: the undo list may not contain it."""
         transaction = self.transaction
         for binding, key, before in reversed(transaction.undo):
             binding.table.put(key, before)
-        if first is not NOWHERE and root.table.get(root_key) is not first:
+        if first is not NOT_READ and root.table.get(root_key) is not first:
             root.table.put(root_key, first)
         transaction.undo.clear()
         transaction.queue.clear()
@@ -290,7 +292,7 @@ Walk = Generator[tuple[Binding, Key], None, Need | None]
 """A row that runs: yields the entities whose state it needs before it can continue."""
 
 
-class Carried(BaseException):
+class WrappedStopIteration(BaseException):
     """Carries a function's StopIteration out of a generator: Python would turn it into a RuntimeError."""
 
     def __init__(self, error: StopIteration) -> None:
@@ -301,7 +303,7 @@ def run_carefully(binding: Binding, args: Args) -> Any:
     try:
         return binding.run(*args)
     except StopIteration as error:
-        raise Carried(error) from None
+        raise WrappedStopIteration(error) from None
 
 
 class TrackedExecutor(SerialExecutor):
@@ -340,10 +342,10 @@ class TrackedExecutor(SerialExecutor):
             transaction.undo.clear()
             epoch.results.append(result)
         except BaseException as error:
-            raised = error.error if isinstance(error, Carried) else error
+            raised = error.error if isinstance(error, WrappedStopIteration) else error
             failure, needs = self._failure(raised, binding, key), transaction.needs
             self._retire(context)
-            self._roll_back(binding, key, NOWHERE)
+            self._roll_back(binding, key, NOT_READ)
             if needs is not None:
                 return needs  # type: ignore[no-any-return]
             epoch.failures[row] = failure

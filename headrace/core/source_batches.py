@@ -32,9 +32,9 @@ class SourceBatches:
         return -1 if known is None else known[0]
 
     def take(self, origin: FromSource, submission: Submission, rows: int) -> Submission | None:
-        """Take a batch of so many rows. Returns None if it is new, else the submission that ran. What ran last, by what
-        the source says, counts if the source may have been forgotten. A source that knows that the batch ran does not
-        send its rows, so it is never new."""
+        """Take a batch of `rows` rows. Returns None if it is new; otherwise returns the submission of its first run. If
+        this engine may have forgotten the source, `origin.after` says which batch ran last. A source that knows that a
+        batch ran does not send its rows, so such a batch is never new."""
         source, number = origin.batch_id
         forgotten = origin.after if self.has_forgotten else -1
         last, ran = self.last.get(source, (forgotten, None))
@@ -72,12 +72,12 @@ class SourceBatches:
         Later rows are read from the log."""
         last = {}
         for source, (number, submission) in self.last.items():
-            stretches = [
+            ranges = [
                 (epoch.number if isinstance(epoch, Epoch) else 0, start, stop)
-                for epoch, start, stop in submission.stretches
+                for epoch, start, stop in submission.ranges
                 if isinstance(epoch, Failure) or epoch.number < first
             ]
-            last[source] = SourceMetadata(number, submission.ids, submission.refused, stretches)
+            last[source] = SourceMetadata(number, submission.ids, submission.refused, ranges)
         return SourcesMetadata(last, self.has_forgotten)
 
     def restore(self, metadata: SourcesMetadata, epochs: dict[int, Epoch]) -> None:

@@ -9,7 +9,7 @@ Rules:
    here.
 3. A term begins with the state of its shards and nothing else.
 
-Never here: clocks, sockets, who is alive.
+Never here: clocks, sockets, which nodes are alive.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Worker(Gathering):
         """Take the response to an external call that a transaction waits for."""
         progress = self.progress.get(respond.epoch)
         if progress is None or not progress.needs or progress.needs[0].tid != respond.tid:
-            raise BadMessage(f"TID {respond.tid} of epoch {respond.epoch} waits for no response here")
+            raise BadMessage(f"TID {respond.tid} of epoch {respond.epoch} is not waiting for a response on this worker")
         if progress.epoch is None:
             self._respond_to_stretch(progress, respond)
             return
@@ -326,19 +326,23 @@ class Worker(Gathering):
     def _check_epoch(self, epoch: int, source: int) -> None:
         """Check that the epoch may be under way."""
         if epoch <= self.final_epoch:
-            raise BadMessage(f"node {source} speaks of epoch {epoch}, but all up to {self.final_epoch} are over")
+            raise BadMessage(
+                f"node {source} sent a message for epoch {epoch}, but all epochs up to {self.final_epoch} are final"
+            )
 
     def _check_rows(self, source: int, traffic: Traffic, tids: range) -> None:
         for row in traffic.rows:
             if row.tid not in tids:
-                raise BadMessage(f"worker {source} speaks of TID {row.tid} in epoch {traffic.epoch}, where it is not")
+                raise BadMessage(
+                    f"worker {source} sent TID {row.tid} for epoch {traffic.epoch}, which does not contain it"
+                )
             if isinstance(row, Made) and not 0 <= row.function < len(self.program.entries):
-                raise BadMessage(f"worker {source} calls function number {row.function}: there is none")
+                raise BadMessage(f"worker {source} called function number {row.function}, which does not exist")
             if isinstance(row, AnsweredAll) and not (
                 len(row.tids) == len(row.results) and all(map(tids.__contains__, row.tids))
             ):
                 raise BadMessage(
-                    f"worker {source} answers TIDs that are not in epoch {traffic.epoch}, or not one by one"
+                    f"worker {source} sent answers for TIDs outside epoch {traffic.epoch}, or not one result per TID"
                 )
 
     def _take_traffic(self, source: int, traffic: Traffic) -> None:
@@ -372,7 +376,7 @@ class Worker(Gathering):
     def _finish(self, now_us: int, final: Final, effects: list[WorkerEffect]) -> None:
         epoch = final.epoch
         if epoch not in self.progress:
-            raise BadMessage(f"epoch {epoch} is final, and worker {self.me} has not run it")
+            raise BadMessage(f"epoch {epoch} is final, but worker {self.me} has not run it")
         self.final_epoch = epoch
         changes = self.progress.pop(epoch).changes
         part = self.ordered.parts.get(epoch)

@@ -185,7 +185,7 @@ class S3Store:
                     obstore.delete(self._objects, probe)
             if not is_honest:
                 raise WrongStore(
-                    f"{self.url} ignores conditional puts (If-None-Match: *) and overwrites objects: two coordinators "
+                    f"{self.url} ignores conditional puts (If-None-Match: *) and overwrites objects: two processes "
                     "could both write the log there. Use a store with conditional puts (AWS S3, MinIO, R2, Ceph, ...)"
                 )
             self._is_checked = True

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headrace.cluster")
 CHECK_S_MAX = 0.2  # how often the workers are checked
 START_SILENCE_US_MAX = 10_000_000  # for a worker until its first heartbeat; while it loads its app, it sends them
-DEATHS_TO_DIARY = 2  # in a row, with no transaction done in between: from then on workers record what they run
+DEATHS_TO_RUN_TRACE = 2  # in a row, with no transaction done in between: from then on workers record what they run
 DEATHS_MAX = 10  # likewise: then a transaction is not the cause
 FORGIVEN_S = 600.0  # deaths that are further apart do not count as in a row
 
@@ -158,9 +158,9 @@ class Cluster(Driver):
 
     def _serve_once(self) -> bool:
         self._turn()
-        if self._network.is_congested or self._inbox.empty():  # back-pressure: first let the queued frames leave
+        if self._network.is_congested or self._queue.empty():  # back-pressure: first let the queued frames leave
             return True
-        batches, asked, is_open = self._gather(self._inbox.get())
+        batches, asked, is_open = self._collect_batches(self._queue.get())
         if batches:
             self._step(Submit(batches))
         if asked is not None:
@@ -189,7 +189,7 @@ class Cluster(Driver):
             self._step(Tick())
 
     def _patience_ms(self) -> int:
-        if not (self._inbox.empty() or self._network.is_congested):
+        if not (self._queue.empty() or self._network.is_congested):
             return 0
         patience_ms = int(self._check_s * 1e3) + 1
         if self._timer_us is None:
@@ -248,7 +248,7 @@ class Cluster(Driver):
             path=sys.path,
             coordinator=self._peer,
             store=self.store_url if self.coordinator.names_rows else None,
-            keeps_diary=self._deaths >= DEATHS_TO_DIARY,
+            keeps_run_trace=self._deaths >= DEATHS_TO_RUN_TRACE,
         )
         worker = self._workers[number] = self._hosts.start(job)
         self._network.watch(worker.fd)
@@ -316,8 +316,8 @@ class Cluster(Driver):
         for until_s, worker in self._leaving:
             if now_s >= until_s or worker.is_gone():
                 worker.end()
-        if any(worker.keeps_diary for worker in self._workers.values()):
-            self._stop_diaries()
+        if any(worker.keeps_run_trace for worker in self._workers.values()):
+            self._stop_run_traces()
         self._leaving = [(until_s, worker) for until_s, worker in self._leaving if not worker.has_ended()]
 
     def _lose(self, worker: Hosted, why: str, event: Lost | Overran | None = None) -> None:
@@ -344,17 +344,17 @@ class Cluster(Driver):
         self._blamed[tid] = self._blamed.get(tid, 0) + 1
         if self._blamed[tid] == 1:
             return Lost(worker.number)
-        self._deaths = DEATHS_TO_DIARY
+        self._deaths = DEATHS_TO_RUN_TRACE
         return Overran(worker.number, tid)
 
-    def _stop_diaries(self) -> None:
+    def _stop_run_traces(self) -> None:
         """Once the epochs that were running at the last death are done, workers need not record what they run any
         more."""
         under_way = self.config.epochs_in_flight_max * self.config.epoch_transactions_max
         if not self._unanswered or self._done() >= self._done_at_death + under_way:
             self._blamed.clear()
             for worker in self._workers.values():
-                worker.stop_diary()
+                worker.stop_run_trace()
 
     def _done(self) -> int:
         return int(self.engine.committed + self.engine.aborted)

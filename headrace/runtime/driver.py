@@ -1,8 +1,10 @@
 """What all runtimes have in common: clients submit batches, one thread drives the core, and replies come back as
 futures.
 
-Only this thread touches the core, so a Ctrl-C, a slow client or a cancelled task never interrupts a transaction.
-Clients submit their batches through a queue. One step takes everything that waits there, so epochs grow with the load.
+Only this thread changes the core (other threads read its program, its counters and the last batch of a source), so a
+Ctrl-C, a slow client or a cancelled task never interrupts a transaction.
+Clients submit their batches through a queue. One step takes the batches that wait there (at most `BATCHES_MAX`), so
+epochs grow with the load.
 
 With a store there is a `Keeper` (durability/keeper.py): it carries out the effects that write to the store and reports
 back through the same queue. There is also an `Intake` (intake.py), a client like any other: it submits the batches that
@@ -60,8 +62,8 @@ if TYPE_CHECKING:
     from headrace.durability.store import Store
     from headrace.runtime.intake import Intake
 
-InboxItem = tuple[Future[Any] | None, Any]  # without a future it is a report from the keeper
-GATHER_MAX = 1_000  # batches taken into one step
+QueueItem = tuple[Future[Any] | None, Any]  # without a future it is a report from the keeper
+BATCHES_MAX = 1_000  # batches taken into one step
 PATIENCE_S_MAX = 3_600.0
 DRAIN_S = 0.005  # between two checks
 
@@ -91,7 +93,7 @@ class Driver(ABC):
         self.engine = core  # for clients: its `program` knows the functions and the values
         self.admission = Admission(core.program)
         self.client = LocalClient(self)
-        self._inbox: queue.SimpleQueue[InboxItem | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[QueueItem | None] = queue.SimpleQueue()
         self._room = threading.Condition()
         self._pending = 0
         self._unanswered: dict[Future[Any], None] = {}
@@ -199,7 +201,7 @@ class Driver(ABC):
         with self._room:
             if not self._closed:
                 self._closed = True
-                self._inbox.put(None)
+                self._queue.put(None)
                 self._wake()
             self._room.notify_all()
         self._thread.join()
@@ -238,7 +240,7 @@ class Driver(ABC):
                 self._serve_once()
 
     def _wake(self) -> None:  # noqa: B027 most subclasses need neither of these two
-        """Something was put into the inbox: wake the thread if it waits elsewhere."""
+        """Something was put into the queue: wake the thread if it waits elsewhere."""
 
     def _clean_up(self) -> None:  # noqa: B027
         """The thread ends, normally or with an error: release its resources."""
@@ -281,19 +283,19 @@ class Driver(ABC):
         """Raises `Stopped` if another engine has taken over the log."""
         self._ask(lambda token: Read(token, ""))  # of no operator: answered once the log is known to be still ours
 
-    def _gather(self, item: InboxItem | None) -> tuple[list[InboxItem], InboxItem | None, bool]:
+    def _collect_batches(self, item: QueueItem | None) -> tuple[list[QueueItem], QueueItem | None, bool]:
         """Collect the waiting batches from this item on. Returns them, the question behind them if there is one, and
         whether the runtime is still open."""
-        batches: list[InboxItem] = []
+        batches: list[QueueItem] = []
         while item is not None:
             if item[0] is not None:
                 self._unanswered[item[0]] = None
             if not isinstance(item[1], Batch):
                 return batches, item, True
             batches.append(item)
-            if len(batches) >= GATHER_MAX or self._inbox.empty():
+            if len(batches) >= BATCHES_MAX or self._queue.empty():
                 return batches, None, True
-            item = self._inbox.get()
+            item = self._queue.get()
         return batches, None, False
 
     def _step(self, event: Any, now_us: int | None = None) -> None:
@@ -338,15 +340,15 @@ class Driver(ABC):
     # --- inside ---
 
     def _hand_over(self, work: Batch | Callable[..., Any]) -> Future[Any]:
-        """Put work into the inbox, under the lock: whatever is in it before the runtime closes gets an answer."""
+        """Put work into the queue, under the lock: whatever is in it before the runtime closes gets an answer."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()  # it cannot be cancelled
-        self._inbox.put((future, work))
+        self._queue.put((future, work))
         self._wake()
         return future
 
     def _tell(self, news: Any) -> None:
-        self._inbox.put((None, news))
+        self._queue.put((None, news))
         self._wake()
 
     def _check_alive(self) -> None:
@@ -384,8 +386,8 @@ class Driver(ABC):
         rest: list[Future[Any]] = list(self._unanswered)
         with self._room:
             self._closed = True
-            while not self._inbox.empty():
-                item = self._inbox.get()
+            while not self._queue.empty():
+                item = self._queue.get()
                 if item is not None and item[0] is not None:
                     rest.append(item[0])
             self._room.notify_all()

@@ -12,7 +12,7 @@ import gc
 ALLOCATIONS = 200_000  # between two collections of young objects
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Call this once the process has loaded what it starts with."""
     gc.collect()
     gc.freeze()

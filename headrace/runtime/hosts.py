@@ -10,7 +10,17 @@ import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-from headrace.runtime.pipe import Heartbeat, Job, Peer, Peers, PeersReached, PipeMessage, Ready, StopDiary, WorkerPipe
+from headrace.runtime.pipe import (
+    Heartbeat,
+    Job,
+    Peer,
+    Peers,
+    PeersReached,
+    PipeMessage,
+    Ready,
+    StopRunTrace,
+    WorkerPipe,
+)
 from headrace.runtime.sockets import Counts
 
 LEAVE_S_MAX = 2.0  # for a worker to end by itself
@@ -18,16 +28,16 @@ REAP_S_MAX = 5.0  # for a process that was killed
 
 
 class Hosted(ABC):
-    """One incarnation of a worker. When the pipe closes, the worker counts as dead. With `keeps_diary` it
-    notes the TID of each function that it is about to run. The diary outlives the worker."""
+    """One incarnation of a worker. When the pipe closes, the worker counts as dead. With `keeps_run_trace` it
+    notes the TID of each function that it is about to run. The run trace outlives the worker."""
 
-    def __init__(self, number: int, pipe: WorkerPipe, keeps_diary: bool) -> None:
+    def __init__(self, number: int, pipe: WorkerPipe, keeps_run_trace: bool) -> None:
         self.number, self.pipe, self.fd = number, pipe, pipe.fileno()
         self.key = ""  # this and the endpoint are known once it is ready
         self.endpoint: str | None = None
         self.reached = PeersReached()
         self._told: dict[int, Peer] = {}  # what this worker knows of the others
-        self.keeps_diary = keeps_diary
+        self.keeps_run_trace = keeps_run_trace
         self.heartbeat = Heartbeat(0, 0, Counts())
         self.heard_s = time.monotonic()
 
@@ -65,11 +75,11 @@ class Hosted(ABC):
     def is_silent(self, silence_us_max: int) -> bool:
         return (time.monotonic() - self.heard_s) * 1e6 > silence_us_max
 
-    def stop_diary(self) -> None:
-        """The worker need not keep a diary any more."""
-        if self.keeps_diary:
-            self.keeps_diary = False
-            self.pipe.send(StopDiary())
+    def stop_run_trace(self) -> None:
+        """The worker need not keep a run trace any more."""
+        if self.keeps_run_trace:
+            self.keeps_run_trace = False
+            self.pipe.send(StopRunTrace())
 
     def lost_with(self, other: Hosted) -> bool:
         """Whether one failure of their host ended both. Then neither is to blame."""

@@ -65,11 +65,11 @@ class Runtime(Driver):
             None if self._timer_us is None else min(max(0, self._timer_us - self._clock()) / 1e6, PATIENCE_S_MAX)
         )
         try:
-            item = self._inbox.get(timeout=patience_s)
+            item = self._queue.get(timeout=patience_s)
         except queue.Empty:
             self._step(Tick())
             return True
-        batches, asked, is_open = self._gather(item)
+        batches, asked, is_open = self._collect_batches(item)
         if batches:
             self._step(Submit(batches))
         if asked is not None:

@@ -1,5 +1,5 @@
-"""The intake: submits the batches that sources have closed in the store's inbox, in the order in which they were
-closed.
+"""The intake: submits the batches that sources have closed in the store's inbox. The batches of one source are
+submitted in order.
 
 `InboxReader` lists the inbox, reads the waiting batches and submits them; the core logs and runs them. When a batch is
 final, its name is removed; a source waits for that before it gets far ahead. `InboxReader` has no thread; `Intake` has
@@ -31,8 +31,8 @@ from headrace.durability.inbox.dead_letters import write_dead_letters
 from headrace.durability.inbox.inbox import (
     held,
     hold,
-    last_taken,
-    mark_taken,
+    last_finished,
+    mark_finished,
     name_of,
     read_closed,
     refuse,
@@ -92,7 +92,7 @@ class InboxReader:
         self.under_way.discard(batch)
         error = future.exception()
         if error is None:
-            mark_taken(self.store, batch)
+            mark_finished(self.store, batch)
         elif not isinstance(error, Stopped):
             self._submitted.pop(batch.source, None)
             self._check()
@@ -117,9 +117,10 @@ class InboxReader:
         future.add_done_callback(lambda future: done(batch, future))
 
     def _last_before(self, source: str) -> int:
-        """The last batch that was taken or submitted. If the engine has forgotten the source, the store knows."""
+        """The last batch that the engine took, or that was submitted. If the engine has forgotten the source, the store
+        knows the last one that finished."""
         last = max(self._last_of(source), self._submitted.get(source, -1))
-        return last if last >= 0 else last_taken(self.store, source)
+        return last if last >= 0 else last_finished(self.store, source)
 
     def _read(self, batch: BatchId, last: int) -> Batch | None:
         """Read a batch. Returns None if it is held."""

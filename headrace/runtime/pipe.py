@@ -55,8 +55,8 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     store: str | None = None  # where the rows are that an epoch names instead of holding
     host: str = LOOPBACK  # where it listens, and the name by which others reach it
     parent_pid: int = 0
-    keeps_diary: bool = False  # note each TID before it runs: slow
-    diary_fd: int | None = None
+    keeps_run_trace: bool = False  # note each TID before it runs: slow
+    run_trace_fd: int | None = None
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
@@ -65,8 +65,8 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
     peers: dict[int, Peer | None]
 
 
-class StopDiary(msgspec.Struct, frozen=True, tag="relax"):
-    """The workers got past what killed them: the diary is no longer needed."""
+class StopRunTrace(msgspec.Struct, frozen=True, tag="stop_trace"):
+    """The workers got past what killed them: the run trace is no longer needed."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -105,13 +105,13 @@ class EndProcess(msgspec.Struct, frozen=True, tag="end"):
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The process has ended: its exit code, and the last TID in its diary."""
+    """The process has ended: its exit code, and the last TID in its run trace."""
 
     code: int | None
     last_tid: int
 
 
-PipeMessage = Job | Peers | StopDiary | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
+PipeMessage = Job | Peers | StopRunTrace | Ready | PeersReached | StartFailed | Heartbeat | EndProcess | ProcessEnded
 Expected = TypeVar("Expected", bound=PipeMessage)
 
 

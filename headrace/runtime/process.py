@@ -22,11 +22,12 @@ HOME = str(Path(__file__).parent.parent.parent)  # the folder that holds the pac
 
 
 class WorkerProcess(Hosted):
-    """A child process of this one. With `keeps_diary`, the diary is an unnamed temporary file."""
+    """A child process of this one. With `keeps_run_trace`, the run trace is an unnamed temporary file."""
 
     def __init__(self, job: Job) -> None:
-        self._diary = tempfile.TemporaryFile() if job.keeps_diary else None  # noqa: SIM115 open as long as the process
-        handed_down = [] if self._diary is None else [self._diary.fileno()]
+        # Open as long as the process:
+        self._run_trace = tempfile.TemporaryFile() if job.keeps_run_trace else None  # noqa: SIM115
+        handed_down = [] if self._run_trace is None else [self._run_trace.fileno()]
         ours, theirs = socket.socketpair()
         with theirs:
             path = os.pathsep.join([HOME, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -37,22 +38,22 @@ class WorkerProcess(Hosted):
                 pass_fds=handed_down,
                 start_new_session=True,  # a Ctrl-C is for the parent; and what a function starts ends with its worker
             )
-        super().__init__(job.number, WorkerPipe(ours), job.keeps_diary)
-        diary_fd = handed_down[0] if handed_down else None
-        self.pipe.send(msgspec.structs.replace(job, parent_pid=os.getpid(), diary_fd=diary_fd))
+        super().__init__(job.number, WorkerPipe(ours), job.keeps_run_trace)
+        run_trace_fd = handed_down[0] if handed_down else None
+        self.pipe.send(msgspec.structs.replace(job, parent_pid=os.getpid(), run_trace_fd=run_trace_fd))
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def last_tid(self) -> int:
-        return 0 if self._diary is None else int.from_bytes(os.pread(self._diary.fileno(), 8, 0))
+        return 0 if self._run_trace is None else int.from_bytes(os.pread(self._run_trace.fileno(), 8, 0))
 
-    def stop_diary(self) -> None:
-        super().stop_diary()
-        if self._diary is not None:
-            self._diary.close()
-            self._diary = None
+    def stop_run_trace(self) -> None:
+        super().stop_run_trace()
+        if self._run_trace is not None:
+            self._run_trace.close()
+            self._run_trace = None
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None

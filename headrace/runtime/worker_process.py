@@ -30,7 +30,7 @@ from headrace.model.fingerprint import fingerprint
 from headrace.runtime import gc_settings
 from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.loading import load
-from headrace.runtime.pipe import Heartbeat, Job, Peers, PeersReached, Ready, StartFailed, StopDiary, WorkerPipe
+from headrace.runtime.pipe import Heartbeat, Job, Peers, PeersReached, Ready, StartFailed, StopRunTrace, WorkerPipe
 from headrace.runtime.sockets import Counts, Keys, Network
 from headrace.wire.messages import Frame, Run
 
@@ -59,7 +59,7 @@ def main() -> None:
         pipe.send(StartFailed(reason(error)))
         leave(1)
     heartbeat.node = node
-    gc_settings.settle()
+    gc_settings.freeze_gc()
     pipe.send(Ready(node.network.endpoint, node.network.keys.public, os.getpid()))
     try:
         while not pipe.is_dead:
@@ -127,8 +127,8 @@ class WorkerNode:
         self.network.add_node(COORDINATOR, job.coordinator.key, None)  # it sends its address once it knows our key
         self.network.watch(pipe.fileno())
         self._timer_us: int | None = None
-        if job.diary_fd is not None:
-            keep_diary(self.worker, job.diary_fd)
+        if job.run_trace_fd is not None:
+            keep_run_trace(self.worker, job.run_trace_fd)
 
     def serve_once(self) -> None:
         self.network.wait(self._patience_ms())
@@ -177,7 +177,7 @@ class WorkerNode:
 
     def read_pipe(self) -> None:
         for message in self._pipe.receive():
-            if isinstance(message, StopDiary):
+            if isinstance(message, StopRunTrace):
                 sys.setprofile(None)
             elif isinstance(message, Peers):
                 for node, peer in message.peers.items():
@@ -207,7 +207,7 @@ class WorkerNode:
                 self._timer_us = effect.at_us
 
 
-def keep_diary(worker: Worker, fd: int) -> None:
+def keep_run_trace(worker: Worker, fd: int) -> None:
     """Note the TID of each function before it runs, in a file that the parent can read when this process is dead. A
     heartbeat cannot do that: it is not sent while C code holds the interpreter, nor before a crash."""
     last = 0

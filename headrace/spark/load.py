@@ -353,7 +353,7 @@ def bundle(target: BulkTarget, groups: int, batches: Iterator[pa.RecordBatch]) -
 def bundles(target: BulkTarget, groups: int, table: pa.Table) -> Iterator[pa.RecordBatch]:
     if not table.num_rows:
         return
-    group = homes(target, flat(table.column(KEY))) * groups // target.shards
+    group = shards_of_keys(target, flat(table.column(KEY))) * groups // target.shards
     table = table.take(pa.array(by_shard(group)))
     ends = np.cumsum(np.bincount(group, minlength=groups)).tolist()
     for number, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
@@ -365,7 +365,7 @@ def bundles(target: BulkTarget, groups: int, table: pa.Table) -> Iterator[pa.Rec
             yield pa.RecordBatch.from_arrays(cells, names=[GROUP, ROWS])
 
 
-def homes(target: BulkTarget, keys: pa.Array) -> Any:
+def shards_of_keys(target: BulkTarget, keys: pa.Array) -> Any:
     """The shard of each key. An invalid key is reported by the task that writes it."""
     try:
         if not keys.null_count and pa.types.is_integer(keys.type):

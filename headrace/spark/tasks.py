@@ -12,13 +12,13 @@ from headrace.runtime import gc_settings
 
 
 @functools.cache
-def settle() -> None:
+def freeze_gc() -> None:
     """Call this at the end of a task. Spark runs the garbage collector after each task, which would search everything
     that was ever imported: more work than most tasks. Only the first call does anything, and only in a process of
     Spark's: users' own processes are left alone."""
     main = sys.modules["__main__"].__spec__
     if main is not None and main.name == "pyspark.daemon":
-        gc_settings.settle()
+        gc_settings.freeze_gc()
 
 
 def gathered(batches: Iterable[pa.RecordBatch], size: int) -> Iterator[pa.Table]:

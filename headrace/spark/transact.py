@@ -28,7 +28,7 @@ from headrace.durability.store import check_name
 from headrace.errors import StreamError
 from headrace.model.operator import Function
 from headrace.runtime.driver import Driver
-from headrace.spark.sources.calls import Wanted
+from headrace.spark.sources.calls import CallColumns
 from headrace.spark.sources.registry import register
 
 
@@ -56,7 +56,7 @@ def transact(
     """
     if isinstance(args, str):
         raise StreamError(f"args must be a list of column names: args=[{args!r}]")
-    wanted = Wanted(name_of(function), key, tuple(args), args_json or "", request_id or "")
+    wanted = CallColumns(name_of(function), key, tuple(args), args_json or "", request_id or "")
     wanted.check(df.columns)
     where = store_for(runtime, store)
     if runtime is not None and function is not None:
@@ -120,7 +120,7 @@ def checkpoint_in(where: str, name: str | None) -> str:
     return str(Path(where) / "checkpoints" / check_name(name))
 
 
-def columns_of(df: DataFrame, wanted: Wanted) -> list[Any]:
+def columns_of(df: DataFrame, wanted: CallColumns) -> list[Any]:
     """The columns that are used, under the names that a segment has."""
     columns = [F.col(quoted(wanted.key)).alias("key")]
     columns += [F.col(quoted(each)).alias(f"arg{at}") for at, each in enumerate(wanted.args)]

@@ -129,7 +129,7 @@ class Spark:
                 writer.commit(list(messages), number)
             except (StreamError, StoreError) as error:
                 writer.abort(list(messages), number)
-                if isinstance(error, StreamError) and (writer.patience_s or "no engine has taken it" not in str(error)):
+                if isinstance(error, StreamError) and (writer.patience_s or "has not finished after" not in str(error)):
                     raise
                 return
             if is_current():
@@ -455,7 +455,7 @@ class World:
         assert store.list("calls/") == []
         assert store.list("inbox/") == []
         for spark in self.sparks:
-            assert inbox.last_taken(store, spark.query) == len(spark.batches) - 1
+            assert inbox.last_finished(store, spark.query) == len(spark.batches) - 1
 
 
 # --- by hand ----------------------------------------------------------------------------------------------------------

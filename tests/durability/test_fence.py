@@ -285,7 +285,7 @@ def test_what_a_zombie_adds_to_its_segment_after_the_take_over_does_not_count() 
     zombie = Log.take_over(disk.store())
     zombie.append([b"one"])
     successor = Log.take_over(disk.store())
-    with pytest.raises(Fenced, match="took over"):
+    with pytest.raises(Fenced, match="has taken over this store"):
         zombie.append([b"late"])
     with pytest.raises(Fenced, match="takes no more"):
         zombie.append([b"later"])

@@ -20,11 +20,11 @@ from headrace.durability.inbox.batch_cache import BatchCache
 from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.inbox import (
     ClosedBatch,
-    await_taken,
+    await_finished,
     close_batch,
     held,
-    last_taken,
-    mark_taken,
+    last_finished,
+    mark_finished,
     waiting,
     write_segment,
 )
@@ -102,7 +102,7 @@ def test_a_batch_whose_name_outlives_its_segments_is_taken_away_without_a_look_a
     assert waiting(store) == [("q", 0)]
     engine = settle(start(store))
     assert notes(engine) == [1, 2, 3]
-    assert (waiting(store), held(store), last_taken(store, "q")) == ([], set(), 0)
+    assert (waiting(store), held(store), last_finished(store, "q")) == ([], set(), 0)
     close(store, 1, table([4]))
     assert notes(settle(engine)) == [1, 2, 3, 4]
 
@@ -197,7 +197,7 @@ def test_a_gap_is_refused_by_the_source_and_by_the_engine() -> None:
     settle(engine)
     assert waiting(store) == []
     with pytest.raises(StreamError, match="sent batch 3, but 0 was expected"):
-        await_taken(store, BatchId("r", 3), 1)
+        await_finished(store, BatchId("r", 3), 1)
     assert not store.exists(closed.segments[0].name)
     assert notes(engine) == [1]
 
@@ -223,11 +223,11 @@ def test_what_the_store_says_has_run_is_never_taken_for_new_without_its_rows() -
     store.create("taken/q@000000000000", b"")
     engine = settle(start(store))
     assert notes(engine) == []
-    assert last_taken(store, "q") == 0
+    assert last_finished(store, "q") == 0
     close(store, 1, table([2]))
     settle(engine)
     with pytest.raises(StreamError, match="sent batch 1, but 0 was expected"):
-        await_taken(store, BatchId("q", 1), 1)
+        await_finished(store, BatchId("q", 1), 1)
 
 
 def test_a_list_that_shows_a_batch_and_not_the_one_before_it_is_no_gap() -> None:
@@ -255,7 +255,7 @@ def test_one_name_is_not_taken_for_the_beginning_of_another() -> None:
     engine = start(store)
     close(store, 0, table([1]), source="load@2024")
     settle(engine)
-    assert last_taken(store, "load") == -1
+    assert last_finished(store, "load") == -1
     close(store, 0, table([2]), source="load")
     assert notes(settle(engine)) == [1, 2]
 
@@ -276,14 +276,14 @@ def test_a_batch_with_a_broken_segment_is_held_and_taken_when_it_is_mended(spoil
     close(store, 1, table([2]))
     settle(engine)
     with pytest.raises(StreamError, match=r"batch 0 of query q .* backup"):
-        await_taken(store, BatchId("q", 0), 60)
+        await_finished(store, BatchId("q", 0), 60)
     assert waiting(store) == [("q", 0), ("q", 1)], "nothing is lost"
     engine = settle(start(store))
     assert notes(engine) == []
     store.put(name, sound)
     engine = settle(start(store))
     assert notes(engine) == [1, 2]
-    await_taken(store, BatchId("q", 0), 1)
+    await_finished(store, BatchId("q", 0), 1)
     assert held(store) == set()
 
 
@@ -296,7 +296,7 @@ def test_whatever_stands_in_the_inbox_does_not_stop_the_rest() -> None:
     settle(engine)
     assert notes(engine) == [1]
     with pytest.raises(StreamError, match="Restore it from a backup"):
-        await_taken(store, BatchId("p", 0), 60)
+        await_finished(store, BatchId("p", 0), 60)
 
 
 # --- Spark's writer ---------------------------------------------------------------------------------------------------
@@ -377,13 +377,13 @@ def test_a_runtime_takes_batches_on_a_real_store_once(kind: str, tmp_path: Path,
                 uids = [100 * number + at for at in range(50)]
                 close(store, number, table(uids[:20]), table(uids[20:]))
                 close(store, number, table(uids[30:]), table(uids[:30]))
-                await_taken(store, BatchId("q", number), 60)
+                await_finished(store, BatchId("q", number), 60)
             with pytest.raises(StreamError, match="was sent again with 2"):
                 close(store, number, table([0]), table([1]))
             expected = [100 * batch + at for batch in range(number + 1) for at in range(50)]
             assert runtime.get(item, "a") == expected
             assert runtime.metrics()["source_rows"] == 100
-    assert last_taken(store, "q") == 5
+    assert last_finished(store, "q") == 5
     assert waiting(store) == []
 
 
@@ -429,12 +429,12 @@ def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> No
     store = open_store(tmp_path / "store")
     old = Runtime(app, store=tmp_path / "store")
     close(store, 0, table([1]))
-    eventually(lambda: last_taken(store, "q") == 0)
+    eventually(lambda: last_finished(store, "q") == 0)
     with Runtime(app, store=tmp_path / "store") as new:
         for number in (1, 2, 3):
             close(store, number, table([number + 1]))
-            await_taken(store, BatchId("q", number - 1), 20)
-        await_taken(store, BatchId("q", 3), 20)
+            await_finished(store, BatchId("q", number - 1), 20)
+        await_finished(store, BatchId("q", 3), 20)
         assert new.get(item, "a") == [1, 2, 3, 4]
         assert held(store) == set()
     old.close()
@@ -443,8 +443,8 @@ def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> No
 def test_take_away_never_lowers_what_was_taken() -> None:
     store = memory()
     for number in (0, 1, 2, 1):
-        mark_taken(store, BatchId("q", number))
-    assert last_taken(store, "q") == 2
+        mark_finished(store, BatchId("q", number))
+    assert last_finished(store, "q") == 2
 
 
 def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_or_not(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused_whether_it_has_run_
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and was sent again with 4"):
         close_batch(store, closed(4))
-    mark_taken(store, BatchId("q", 0))
+    mark_finished(store, BatchId("q", 0))
     assert not close_batch(store, closed(3))
     with pytest.raises(StreamError, match="was closed with 3 rows, and was sent again with 2"):
         close_batch(store, closed(2))

@@ -411,6 +411,6 @@ def test_a_store_is_opened_by_one_at_a_time() -> None:
     first = Hand(store, app)
     first.send("a", [(add, "a", 1)])
     OpenedStore(store, app, first.config)
-    with pytest.raises(Exception, match="another coordinator took over"):
+    with pytest.raises(Exception, match="another process has taken over"):
         first.settle()
     assert not first.replies

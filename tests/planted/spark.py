@@ -24,9 +24,9 @@ MISTAKES = (
         "        store = store_of(self.options)\n"
         "        query = next(each.query for each in messages if isinstance(each, TaskCommit))\n"
         "        known = [number for name, number in waiting(store) if name == query]\n"
-        "        batchId = 1 + max([last_taken(store, query), *known])\n"
+        "        batchId = 1 + max([last_finished(store, query), *known])\n"
         "        closed = self._close(messages, batchId)\n",
-        (("    await_taken,\n", "    await_taken,\n    last_taken,\n    waiting,\n"),),
+        (("    await_finished,\n", "    await_finished,\n    last_finished,\n    waiting,\n"),),
     ),
     Mistake(
         "Killed and started again at any time, a stream gives byte-equal state, and each reply once.",
@@ -44,7 +44,7 @@ MISTAKES = (
         "Each row runs once, whichever process dies, is late, or gets an error from the store.",
         "headrace/runtime/intake.py",
         "        future = self._submit(admitted)\n",
-        "        future = self._submit(admitted)\n        mark_taken(self.store, batch)\n",
+        "        future = self._submit(admitted)\n        mark_finished(self.store, batch)\n",
     ),
     Mistake(
         "An engine that was replaced does not refuse what its successor would take.",
@@ -73,7 +73,7 @@ MISTAKES = (
     Mistake(
         "A checkpoint of another run is refused.",
         "headrace/durability/inbox/inbox.py",
-        "        if number > taken + 1:\n            raise gap(source, number, taken)\n",
+        "        if number > finished + 1:\n            raise gap(source, number, finished)\n",
         "",
         (
             (
@@ -92,7 +92,7 @@ MISTAKES = (
     Mistake(
         "When a table has been written, its calls have run; with a name they run once.",
         "headrace/spark/sources/calls.py",
-        "await_taken(store_of(self.options), self._close(messages, 0).batch_id, self.patience_s)",
+        "await_finished(store_of(self.options), self._close(messages, 0).batch_id, self.patience_s)",
         "self._close(messages, 0)",
     ),
     Mistake(

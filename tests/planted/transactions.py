@@ -38,8 +38,8 @@ MISTAKES = (
     Mistake(
         "An abort in a one-way call undoes the caller too.",
         "headrace/core/serial.py",
-        "if first is not NOWHERE and root.table.get(root_key) is not first:",
-        "if first is NOWHERE:",
+        "if first is not NOT_READ and root.table.get(root_key) is not first:",
+        "if first is NOT_READ:",
     ),
     Mistake(
         "Of several aborts, the first in the order in which the calls were made is the reply.",

@@ -14,7 +14,7 @@ from headrace.bench import cores
 from headrace.bench.pace import DueRows, PaceFile, rows_due, transfers
 from headrace.bench.through import NEAR, Durations, search, summary, through
 from headrace.spark.sources.paced import Stream
-from headrace.spark.tasks import settle
+from headrace.spark.tasks import freeze_gc
 
 
 def test_a_row_is_the_same_transfer_whoever_makes_it() -> None:
@@ -106,7 +106,7 @@ def test_a_process_of_the_user_is_left_alone() -> None:
     import gc
 
     threshold, frozen = gc.get_threshold(), gc.get_freeze_count()
-    settle()
+    freeze_gc()
     assert (gc.get_threshold(), gc.get_freeze_count()) == (threshold, frozen)
 
 

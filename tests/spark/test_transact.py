@@ -369,7 +369,7 @@ def test_nobody_takes_the_calls_of_an_app_that_is_not_running_and_nothing_is_los
         pass
     table = spark.createDataFrame([("a", 1)], "who string, n long")
     writer = table.write.format("headrace.calls").mode("append").option("key", "who").option("args", "n")
-    with pytest.raises(Exception, match="is the app running"):
+    with pytest.raises(Exception, match="Do not write the table again"):
         writer.option("function", "account.deposit").option("patience", 1).save(str(tmp_path / "store"))
     with Runtime(app, store=tmp_path / "store") as runtime:
         runtime.drain()

@@ -1,4 +1,4 @@
-"""Chains: for each entity, the calls of unfinished epochs in order, with the state that each saw and left.
+"""Chains: for each entity, the calls of unfinished epochs in order, with the state that each call read and wrote.
 
 A record is both a read record and a version. A chain is a list: the value before all records, then the records by
 order, which is (TID, place). `Call` is the record of a call's first part; `Continuation` that of a part after an await.
@@ -70,7 +70,7 @@ class Call(msgspec.Struct, eq=False):
     deltas: tuple[Any, ...] = ()  # if it only merged: `new` follows from these and `seen`
     failure: Failure | None = None
     failed_at: bytes = b""
-    answered: Any = NOT_YET  # what the caller was told
+    answered: Any = NOT_YET  # the answer that was sent to the caller
     is_linked: bool = True  # is it in its entity's chain?
     is_queued: bool = False  # is it in the heap?
     is_gone: bool = False

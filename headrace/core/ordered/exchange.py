@@ -61,7 +61,7 @@ class Caps(NamedTuple):
     epoch_part: int = 2  # plus one per this many transactions
 
 
-NOBODY: Caller = (0, 0, 0, 0)
+NO_CALLER: Caller = (0, 0, 0, 0)
 Turn = tuple[int, bytes, OrderedBinding, Key, Args]  # TID, place, and the call
 
 
@@ -264,7 +264,7 @@ class Exchange(ABC):
             part.spread.add(tid)
             if tid in self.aborted and part.owner(tid) == self.me:
                 self._tell_all(part, TransactionAborted(tid))
-        _, size, depth, attempt = caller or NOBODY
+        _, size, depth, attempt = caller or NO_CALLER
         self.tell(part, worker, wire.Made(tid, at, binding.number, key, args, size, depth, attempt))
         return None
 
@@ -362,7 +362,7 @@ class Exchange(ABC):
 
     def _answer(self, part: EpochPart, call: Call) -> None:
         tid, place = call.order
-        worker, size, _, attempt = call.caller or NOBODY
+        worker, size, _, attempt = call.caller or NO_CALLER
         n, _ = order.read_number(place, size)
         if worker == self.me:
             self._later(self.answered(part, tid, place[:size], n, attempt, call.result))

@@ -7,10 +7,11 @@ Rules:
 1. A call is a function of its arguments, the state it sees and the answers to what it awaited; it gives new state, a
    result and further calls. It runs again exactly if one of its inputs has changed, and sends only the outputs that
    changed.
-2. The lowest in the order of everything goes first. So the lowest call that is still wrong is repaired next. When every
-   message is delivered and no work is left, each call is as a loop over the log would make it.
-3. A call that fails marks its transaction as aborted, with the root's worker, until a repair reverts that; the lowest
-   failure is the reply. No other transaction sees an aborted transaction's writes.
+2. The call that is lowest in the total order (TID, then place) runs or is repaired first. When all messages are
+   delivered and no work is left, every call has the result that a loop over the log would give.
+3. If a call fails, the worker of its root marks the transaction as aborted. A later repair can remove the mark. If
+   several calls fail, the failure of the lowest one is the reply. No other transaction sees the writes of an aborted
+   transaction.
 4. A transaction becomes a suspect if its outcome depends on the transaction as a whole (limits that count over all of
    it, a call that was never awaited), or if it has used up its repairs. It is gathered once all below it is final
    (`core/ordered/gathering.py`).

@@ -76,7 +76,9 @@ class Gathering(ABC):
     def _take_gather(self, now_us: int, gather: Gather, effects: list[Any]) -> None:
         part, progress = self.ordered.parts.get(gather.epoch), self.progress.get(gather.epoch)
         if part is None or progress is None or gather.first not in part.tids or gather.last not in part.tids:
-            raise BadMessage(f"TIDs {gather.first} to {gather.last} are to be gathered, and are not under way here")
+            raise BadMessage(
+                f"TIDs {gather.first} to {gather.last} cannot be gathered: they are not running on this worker"
+            )
         progress.received[COORDINATOR] += 1
         progress.is_reported, progress.report_at_us, progress.gather = False, None, gather
         if gather.share is not None:
@@ -133,7 +135,7 @@ class Gathering(ABC):
 
     def _begin_stretch(self, part: EpochPart, progress: Progress, gather: Gather) -> None:
         run = progress.run
-        assert run is not None, "whoever gathers has been given the epoch"
+        assert run is not None, "the gatherer must have received the epoch"
         if self.stretch is None or self.stretch.program is not self.program:
             ran = 0 if self.stretch is None else self.stretch.executor.ran
             self.stretch = Stretch(self.program, self.state.seed)

@@ -141,7 +141,7 @@ class Repair(Exchange):
         return state
 
     def _ripple(self, call: Call, chain: Chain, at: int) -> None:
-        """What the record at this index leaves, or who sees it, has changed."""
+        """The state that this record wrote, or the set of records that see it, has changed."""
         if at + 1 < len(chain):
             self._queue(chain[at + 1])
         else:

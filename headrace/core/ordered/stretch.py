@@ -11,7 +11,7 @@ Rules:
    and run by `TrackedExecutor`, which waits for the state. So each call runs twice at most.
 3. Entities of other workers that the stretch used are requested in advance the next time.
 
-Never here: messages, who lends, which transactions are gathered.
+Never here: messages, which worker lends state, which transactions are gathered.
 """
 
 from __future__ import annotations

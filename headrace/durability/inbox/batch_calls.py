@@ -1,7 +1,8 @@
 """Turns the rows of a closed batch into calls, and checks them as a client's calls are checked. A row that cannot be a
 call is refused with the reason, and the rest of the batch runs.
 
-The same batch gives the same calls whenever it is read: with the code and the limits that it was closed under.
+A batch that is in the log gives the same calls whenever it is read: the limits that were used are logged with it, and
+other code, which would refuse other rows, is refused (`AppChanged`).
 
 Never here: Arrow's types (arrow_rows.py), where refused rows go (dead_letters.py).
 """

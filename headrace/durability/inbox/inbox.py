@@ -2,8 +2,9 @@
 
     calls/<source>@<number>@<part>   rows of a batch, as Arrow files; every attempt writes its own
     inbox/<source>@<number>          the batch is closed: its segments, in their order
-    taken/<source>@<number>          the last batch that was taken: how many rows it had
-    refused/<source>@<number>        why the engine does not take it; while its name is in the inbox, it may yet
+    taken/<source>@<number>          the last finished batch of a source: how many rows it had
+    refused/<source>@<number>        why the engine did not run the batch. If its name is still in the inbox, the batch
+                                     is blocked, and the next start tries again
 
 A source is whatever numbers its batches: a streaming query, or the write of one table.
 
@@ -55,8 +56,9 @@ class InboxSegment(msgspec.Struct, frozen=True):
 
 
 class ClosedBatch(msgspec.Struct, frozen=True):
-    """A complete batch of calls. Its columns are `key`, `arg0`, `arg1`... or `args` (JSON), `function` if the rows call
-    different ones, and `id` if they have their own ids."""
+    """A complete batch of calls. Its columns are `call` (whole calls in JSON), perhaps with `key`; or `key`, with
+    `arg0`, `arg1`... or `args` (JSON), and `function` if the rows call different ones. `id` is there if the rows have
+    their own ids."""
 
     source: str
     number: int
@@ -100,21 +102,21 @@ def discard_repeat(store: Store, closed: ClosedBatch) -> None:
     try:
         named = {segment.name for segment in read_closed(store, closed.batch_id).segments}
     except (ObjectMissing, LogBroken):
-        return  # it was taken just now: these are deleted with its own segments
+        return  # it finished just now: these are deleted with its own segments
     discard(store, (segment for segment in closed.segments if segment.name not in named))
 
 
 def close_batch(store: Store, closed: ClosedBatch) -> bool:
     """Durable when it returns. False if the batch was closed before. StreamError if it leaves a gap."""
     source, number = closed.batch_id
-    taken = last_taken(store, source)
-    if number <= taken:
+    finished = last_finished(store, source)
+    if number <= finished:
         check_repeat(store, closed)
         return False
-    if number > taken + 1 and not store.exists(name_of(BatchId(source, number - 1))):
-        taken = last_taken(store, source)  # it may have been taken just now
-        if number > taken + 1:
-            raise gap(source, number, taken)
+    if number > finished + 1 and not store.exists(name_of(BatchId(source, number - 1))):
+        finished = last_finished(store, source)  # it may have finished just now
+        if number > finished + 1:
+            raise gap(source, number, finished)
     if store.create(name_of(closed.batch_id), with_checksum(msgspec.to_builtins(closed))):
         return True
     check_repeat(store, closed)
@@ -147,8 +149,9 @@ def rows_known(store: Store, batch: BatchId) -> int | None:
         return None
 
 
-def await_taken(store: Store, batch: BatchId, patience_s: float) -> None:
-    """Waits until all rows of this batch are final. StreamError if the engine does not take it."""
+def await_finished(store: Store, batch: BatchId, patience_s: float) -> None:
+    """Waits until all rows of this batch are final. StreamError if it was refused or is blocked, or if that takes
+    longer than `patience_s`."""
     source, number = batch
     if number < 0:
         return
@@ -156,13 +159,17 @@ def await_taken(store: Store, batch: BatchId, patience_s: float) -> None:
     while store.exists(name_of(batch)):
         check_held(store, batch)
         if time.monotonic() > until_s:
+            then = "Then start the query again"
+            if source.startswith(ONCE):  # written again, it would be another batch
+                then = "Do not write the table again: its rows are in the store and will run"
             raise StreamError(
-                f"batch {number} of query {source} has waited in {store.url} for {patience_s:.0f} s, and no engine has "
-                "taken it: is the app running? Start the app with this store, then the query again; nothing is lost"
+                f"batch {number} of query {source} in {store.url} has not finished after {patience_s:.0f} s. If the "
+                "app is not running, start it with this store. If it is running, it is slow: set a larger option "
+                f"patience. {then}; nothing is lost"
             )
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.02 if store.can_append else 0.5)
-    if last_taken(store, source) < number:
+    if last_finished(store, source) < number:
         check_held(store, batch)
 
 
@@ -172,8 +179,8 @@ def check_held(store: Store, batch: BatchId) -> None:
         raise StreamError(store.get(name_of(batch, REFUSED)).decode())
 
 
-def last_taken(store: Store, source: str) -> int:
-    """The number of the last taken batch of a source; -1 if there is none."""
+def last_finished(store: Store, source: str) -> int:
+    """The number of the last finished batch of a source; -1 if there is none."""
     found = (name.rpartition(SEPARATOR) for name in store.list(f"{TAKEN}/{source}{SEPARATOR}"))
     return max((int(number) for stem, _, number in found if stem == f"{TAKEN}/{source}"), default=-1)
 
@@ -212,7 +219,7 @@ def read_closed(store: Store, batch: BatchId) -> ClosedBatch:
         raise LogBroken(f"{name_of(batch)} in {store.url} cannot be read: {error}. Restore it from a backup") from None
 
 
-def mark_taken(store: Store, batch: BatchId) -> None:
+def mark_finished(store: Store, batch: BatchId) -> None:
     """Records that all rows of the batch are final. The recorded number never decreases, however late an engine that
     was replaced calls this."""
     source, number = batch

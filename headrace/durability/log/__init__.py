@@ -1,1 +1,1 @@
-"""The log: records in segments, who may write them, and how a broken log is examined and repaired."""
+"""The log: records in segments, which process may write them, and how a broken log is examined and repaired."""

@@ -235,8 +235,8 @@ class Log:
         """Raises `Fenced` if a later term has announced itself. Asks the store each time."""
         if self.store.exists(self._next_marker):
             raise Fenced(
-                f"{self.store.url}/{self._next_marker} exists: another coordinator took over from term {self.term}. "
-                "This one must stop; the other one answers"
+                f"{self.store.url}/{self._next_marker} exists: another process has taken over this store from term "
+                f"{self.term}. This process must stop; the other one answers requests"
             )
 
     def _refuse(self, failure: BaseException) -> NoReturn:

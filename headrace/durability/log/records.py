@@ -6,7 +6,7 @@
 Functions are stored by name, so that a log can be read when the app has grown. The rows of a source's batch are in the
 batch's own record, or in segments that it names; an epoch only says how many of them it took.
 
-Never here: files, who writes when.
+Never here: files, which thread writes, and when.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Repaired(NamedTuple):
 
 
 def repair_store(reader: StoreReader) -> Repaired:
-    """Takes the store over: a running coordinator is fenced."""
+    """Takes the store over: a process that runs on it is fenced."""
     newest = reader.snapshots.newest()
     epoch, position = (0, 1) if newest is None else (newest.epoch, newest.position)
     oldest = 1 if newest is None else newest.metadata.ledger.oldest

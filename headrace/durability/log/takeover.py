@@ -107,7 +107,7 @@ def begin_segment(store: Store, folder: str, term: int, end: LogEnd, is_whole: b
     header = SegmentHeader(first, term, size, end.ref.name if end.ref else "", end.end, end.last)
     data = b"".join((encode_header(seed, header), *frames))
     if not store.create(f"{folder}/{ref.name}", data) and not _is_ours(store, f"{folder}/{ref.name}", data):
-        raise Fenced(f"{store.url}/{folder}/{ref.name} already exists: another coordinator has term {term}")
+        raise Fenced(f"{store.url}/{folder}/{ref.name} already exists: another process has term {term}")
     return ref, size
 
 

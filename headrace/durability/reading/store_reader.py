@@ -25,7 +25,7 @@ from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.core.snapshot_metadata import INITIAL, LedgerMetadata
 from headrace.core.state import States
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_fingerprint, with_checksum
-from headrace.durability.inbox.inbox import mark_taken
+from headrace.durability.inbox.inbox import mark_finished
 from headrace.durability.log.log import Log, bounds, read_log
 from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
 from headrace.durability.migration import migrate
@@ -219,7 +219,7 @@ class StoreReader:
         snapshots_of(new, identity, app).save(snapshot, log.term, mine.digest)
         new.create(f"apps/{mine.digest}.json", with_checksum(mine.plain()))
         for source, last in metadata.sources.last.items():
-            mark_taken(new, BatchId(source, last.number))  # so that the source can continue
+            mark_finished(new, BatchId(source, last.number))  # so that the source can continue
         replies.close()
         log.close()
         new.create(IDENTITY, with_checksum(identity))  # last: a half-written store does not count as one

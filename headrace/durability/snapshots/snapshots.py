@@ -209,7 +209,7 @@ class Snapshots:
     def _create(self, name: str, data: bytes) -> None:
         """An existing object is from our own attempt whose answer got lost, or from another writer with this term."""
         if not self.store.create(name, data) and self.store.get(name) != data:
-            raise Fenced(f"{name} is in {self.store.url} already: another coordinator has term {self._term}")
+            raise Fenced(f"{name} is in {self.store.url} already: another process has term {self._term}")
 
     def _publish(
         self,

@@ -69,7 +69,7 @@ class TaskWorker(Hosted):
 
     def __init__(self, job: Job, worker: int) -> None:
         ours, theirs = socket.socketpair()
-        super().__init__(job.number, WorkerPipe(ours), job.keeps_diary)
+        super().__init__(job.number, WorkerPipe(ours), job.keeps_run_trace)
         self.job, self.worker, self.relay_end = job, worker, WorkerPipe(theirs)
         self.stage: Stage | None = None
         self.has_task = False

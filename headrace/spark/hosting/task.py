@@ -2,7 +2,7 @@
 
 It does so for the cluster in the driver, as process.py does it there, and relays the pipe between the two. The worker
 is a separate process, not the task's own: so it has our hash seed, can be killed with everything that it started,
-leaves its diary, and is replaced without another Spark stage. Rules:
+leaves its run trace, and is replaced without another Spark stage. Rules:
 1. A task is identified by its ticket, which only this task was given. It reaches the driver with the key and the
    address that came with the task, and only the holder of that key's secret can answer.
 2. Envelopes are numbered. A missing one ends the task, and with it the stage: a relayed pipe loses nothing.
@@ -26,7 +26,17 @@ from pyspark import BarrierTaskContext
 
 from headrace.durability.identity import IDENTITY
 from headrace.errors import BadMessage, Unreachable
-from headrace.runtime.pipe import EndProcess, Job, Peer, Peers, PipeMessage, ProcessEnded, Ready, StartFailed, StopDiary
+from headrace.runtime.pipe import (
+    EndProcess,
+    Job,
+    Peer,
+    Peers,
+    PipeMessage,
+    ProcessEnded,
+    Ready,
+    StartFailed,
+    StopRunTrace,
+)
 from headrace.runtime.process import WorkerProcess
 from headrace.runtime.sockets import Keys
 
@@ -144,8 +154,8 @@ class WorkerTask:
         elif envelope.worker == self._worker and self._process is not None:
             if isinstance(message, EndProcess):
                 self._end(message.patience_us / 1e6)
-            elif isinstance(message, StopDiary):
-                self._process.stop_diary()
+            elif isinstance(message, StopRunTrace):
+                self._process.stop_run_trace()
             elif isinstance(message, Peers):
                 self._introduce(self._process, message)
 

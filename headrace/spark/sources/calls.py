@@ -5,9 +5,9 @@
 
 Options: `function`, or a column `function` ("operator.function"), or columns `operator` and `function`, if rows call
 different functions; `key`, the column of the keys; `args`, the columns of the arguments in order, or `argsJson`, one
-column with a JSON list; `requestId`, a column with request ids; `patience`, how many seconds the engine may take to
-accept a batch. Or `callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key`
-and `requestId` are used for calls that have none.
+column with a JSON list; `requestId`, a column with request ids; `patience`, how many seconds to wait until the batch
+has run (for a stream: the batch before it). The default is 300. Or `callJson`, one column with whole calls in JSON, as
+POST /v1/call takes them: then the columns `key` and `requestId` are used for calls that have none.
 
 Each task writes its rows as segments into the store. The commit closes the batch in the inbox, by query and number,
 where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; no row passes through the
@@ -37,7 +37,7 @@ from headrace.durability.identity import CURRENT, read_checked
 from headrace.durability.inbox.inbox import (
     ClosedBatch,
     InboxSegment,
-    await_taken,
+    await_finished,
     close_batch,
     discard,
     discard_repeat,
@@ -47,7 +47,7 @@ from headrace.durability.inbox.inbox import (
 from headrace.durability.store import Store, check_name
 from headrace.errors import ObjectMissing, StoreError, StreamError, UnknownFunction
 from headrace.spark.sources.options import located, names, store_of, whole
-from headrace.spark.tasks import gathered, settle
+from headrace.spark.tasks import freeze_gc, gathered
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells the tasks of a micro-batch
 SEGMENT_BYTES = 64 << 20
@@ -55,7 +55,7 @@ PATIENCE_S = 300
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class CallColumns:
     """The roles of the columns."""
 
     function: str
@@ -66,7 +66,7 @@ class Wanted:
     call_json: str = ""
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Wanted:
+    def of(cls, options: Mapping[str, str]) -> CallColumns:
         wanted = cls(
             options.get("function", ""),
             options.get("key", "" if options.get("callJson") else "key"),
@@ -177,11 +177,11 @@ class CallsWriter:
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = located(options)
-        self.wanted = Wanted.of(options)
+        self.wanted = CallColumns.of(options)
         self.wanted.check(schema.fieldNames())
         self.patience_s = whole(options, "patience", PATIENCE_S, 1)
         self.wanted.check_function(store_of(options))
-        settle()
+        freeze_gc()
 
     def _write(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int, partition: int) -> TaskCommit:
         store = store_of(self.options)
@@ -189,7 +189,7 @@ class CallsWriter:
             write_segment(store, query, batch, partition, self.wanted.columns_of(rows))
             for rows in gathered(iterator, SEGMENT_BYTES)
         ]
-        settle()
+        freeze_gc()
         return TaskCommit(query, batch, partition, segments)
 
     def _close(self, messages: list[WriterCommitMessage | None], batch: int) -> ClosedBatch:
@@ -216,7 +216,7 @@ class StreamWriter(CallsWriter, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         closed = self._close(messages, batchId)
-        await_taken(store_of(self.options), BatchId(closed.source, batchId - 1), self.patience_s)
+        await_finished(store_of(self.options), BatchId(closed.source, batchId - 1), self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Also called when a commit fails, which may have closed the batch or may still do so (a bucket can carry out a
@@ -257,7 +257,7 @@ class TableWriter(CallsWriter, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Returns when all rows are final."""
-        await_taken(store_of(self.options), self._close(messages, 0).batch_id, self.patience_s)
+        await_finished(store_of(self.options), self._close(messages, 0).batch_id, self.patience_s)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """If all tasks have written their rows, the commit failed: whether the batch was closed, and has run since, is

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from headrace.durability.inbox.dead_letters import DEAD, dead_letter_names, read_dead_letters
 from headrace.durability.inbox.inbox import SEPARATOR
 from headrace.spark.sources.options import located, store_of
-from headrace.spark.tasks import settle
+from headrace.spark.tasks import freeze_gc
 
 SCHEMA = (
     "query string, batch bigint, row bigint, request_id string, function string, key string, args string, "
@@ -87,4 +87,4 @@ def rows_of(options: dict[str, str], names: Iterable[str]) -> Iterator[pa.Record
     store = store_of(options)
     for name in names:
         yield from read_dead_letters(store, name).to_batches()
-    settle()
+    freeze_gc()

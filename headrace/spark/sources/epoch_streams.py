@@ -5,7 +5,7 @@ Rules:
    for another store. What is between two offsets never changes: a micro-batch that Spark repeats has the same rows.
    Some streams keep a `mark` of what they began with, to detect when it no longer holds.
 2. Spark plans in a process that lives as long as the query, and follows the log there (durability/reading/tail.py). It
-   reads in other processes: they open the store themselves, and are told where in the log to begin.
+   reads in other processes: they open the store themselves, and get the position in the log to begin with.
 3. An epoch that is no longer kept, or does not exist yet, stops the query with an error that names it. Nothing is
    skipped silently.
 
@@ -36,7 +36,7 @@ from headrace.durability.reading.tail import Tail
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, StoreError, StreamError
 from headrace.spark.sources.options import located, store_of, whole
-from headrace.spark.tasks import settle
+from headrace.spark.tasks import freeze_gc
 
 PARTITIONS = 2
 PARTITION_BYTES_MIN = 256 << 10  # of the log: less is not worth another task
@@ -118,7 +118,7 @@ class Epochs(ABC):
 
     def _read(self, stretch: RecordRange) -> Iterator[pa.RecordBatch]:
         yield from self.batches(self._records(stretch), stretch.mark)
-        settle()
+        freeze_gc()
 
     def _records(self, stretch: RecordRange) -> Iterator[tuple[int, bytes]]:
         store, origin, number = self.open(), stretch.origin, stretch.first

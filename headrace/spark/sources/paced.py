@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from headrace.bench.pace import DueRows, rows_due, transfers
 from headrace.spark.sources.options import text, whole
-from headrace.spark.tasks import settle
+from headrace.spark.tasks import freeze_gc
 
 BATCH = 50_000  # rows of one record batch
 
@@ -69,4 +69,4 @@ class Stream(DataSourceStreamReader):
         for at in range(first, stop, BATCH):
             src, dst = transfers(at, min(at + BATCH, stop), self.keys)
             yield pa.RecordBatch.from_arrays([pa.array(src), pa.array(dst)], ["src", "dst"])
-        settle()
+        freeze_gc()

@@ -6,8 +6,8 @@ Rules:
 2. Whatever the policy says, batches of one source are taken in the order in which they arrived: the next one is only
    valid after the one before.
 
-The order in which batches are taken is the order of their rows in the log, so a policy changes which order that is,
-and never what a log gives.
+Batches are logged in the order in which they are taken. So a policy decides the order of the log. It does not change
+the results that a given log produces.
 
 Never here: clocks. A policy decides by what it is given, so that a run can be repeated.
 """
@@ -37,7 +37,7 @@ def first_come(waiting: WaitingBatch) -> int:
     return 0
 
 
-class IntakeQueue:
+class SubmitQueue:
     def __init__(self, policy: Policy = first_come) -> None:
         self.policy = policy
         self.arrived = 0

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace import App, Config, Context
 from headrace.core.epoch import Batch
-from headrace.core.intake_queue import IntakeQueue, Policy, WaitingBatch, first_come
 from headrace.core.origin import BatchId, FromClient, FromSource
+from headrace.core.submit_queue import Policy, SubmitQueue, WaitingBatch, first_come
 from headrace.errors import StreamError
 from tests.driver import Driver
 
@@ -54,12 +54,12 @@ def empty(origin: Any) -> Batch:
     return Batch(origin, [], [], [])
 
 
-def taken(queue: IntakeQueue) -> list[Any]:
+def taken(queue: SubmitQueue) -> list[Any]:
     return [queue.take().token for _ in range(len(queue))]
 
 
 def test_without_a_policy_batches_are_taken_as_they_arrive() -> None:
-    queue = IntakeQueue()
+    queue = SubmitQueue()
     for token in "abcd":
         queue.put(token, empty(FromClient(token) if token != "c" else FromSource(token, "s", 0)))
     assert queue.take().token == "a"
@@ -70,7 +70,7 @@ def test_without_a_policy_batches_are_taken_as_they_arrive() -> None:
 
 def test_the_lowest_rank_is_taken_first_and_of_equal_ones_the_first_to_arrive() -> None:
     ranks = dict(zip("abcdef", (3, 1, 2, 1, 3, 2), strict=True))
-    queue = IntakeQueue(lambda waiting: ranks[waiting.token])
+    queue = SubmitQueue(lambda waiting: ranks[waiting.token])
     for token in ranks:
         queue.put(token, empty(FromClient(token)))
     assert taken(queue) == ["b", "d", "c", "f", "a", "e"]
@@ -84,7 +84,7 @@ def test_batches_of_a_source_stay_in_order_whatever_the_policy_says(
     arrivals: list[tuple[str | None, int]], takes: list[bool]
 ) -> None:
     numbers = {"s": 0, "t": 0}
-    queue, left = IntakeQueue(lambda waiting: waiting.token[1]), []
+    queue, left = SubmitQueue(lambda waiting: waiting.token[1]), []
     for at, (source, rank) in enumerate(arrivals):
         if source is None:
             queue.put((at, rank), empty(FromClient(f"{at}")))
