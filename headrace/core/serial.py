@@ -123,9 +123,8 @@ class SerialExecutor:
                     result = seal(result)
                 state = context._state
                 if state is not before:
-                    written = binding.written
-                    if written is not None:
-                        written[key] = state
+                    if binding.written is not None:
+                        binding.written[key] = state
                         if binding.befores is not None:
                             binding.befores.setdefault(key, before)
                     if state is missing:
@@ -149,9 +148,8 @@ class SerialExecutor:
                     if state is not before:
                         if call is not queue[-1] or transaction.is_marked:  # something can still fail
                             undo.append((binding, key, before))
-                        written = binding.written
-                        if written is not None:
-                            written[key] = state
+                        if binding.written is not None:
+                            binding.written[key] = state
                             if binding.befores is not None:
                                 binding.befores.setdefault(key, before)
                         if state is missing:
