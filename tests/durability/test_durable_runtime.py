@@ -252,7 +252,7 @@ def check_takeover(store: Any) -> None:
     replies = list(first.client.batch(CALLS, request_id="all"))
     with Runtime(app, store=store) as second:
         state = second.state("item")
-        with pytest.raises(Stopped, match="took over"):
+        with pytest.raises(Stopped, match="has taken over"):
             first.client.call(add, "a", 1, request_id="zombie")
         with pytest.raises(Fenced):
             first.wait()
@@ -270,7 +270,7 @@ def check_takeover(store: Any) -> None:
         with Runtime(app, store=store) as onlooker:  # it has nothing to write
             assert onlooker.state("item")["a"] == state["a"] + 1
             with Runtime(app, store=store) as last:
-                with pytest.raises(Stopped, match="took over"):
+                with pytest.raises(Stopped, match="has taken over"):
                     onlooker.state("item")
                 assert last.state("item")["a"] == state["a"] + 1
 

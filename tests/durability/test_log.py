@@ -121,15 +121,18 @@ def test_on_a_full_disk_segments_can_be_retired() -> None:
     assert [record.number for record in Log.take_over(disk.store()).read(12)] == [12, 13, 14, 15, 16]
 
 
+@pytest.mark.parametrize("writers_before", [0, 1])
 @pytest.mark.parametrize("room_after", range(8))
-def test_on_a_full_disk_no_loss_of_power_leaves_a_hole_whichever_deletions_it_undoes(room_after: int) -> None:
-    """There is room again after so many deletions. Each of three writers retires a little more, and at each of its
-    operations all ways are looked at in which deletions may be undone."""
+def test_on_a_full_disk_no_loss_of_power_leaves_a_hole_whichever_deletions_it_undoes(
+    room_after: int, writers_before: int
+) -> None:
+    """Each of three writers retires a little more, and at each of its operations all ways are looked at in which
+    deletions may be undone. `writers_before` of them find room; then the disk is full until `room_after` deletions."""
     disk = sim_disk.Disk(random.Random(0))
-    below = 0
+    below, room_at = 0, room_after if not writers_before else 0
 
     def before(store: sim_disk.SimStore, operation: str, name: str) -> None:
-        disk.is_full = below > 0 and len(disk.deleted) < room_after
+        disk.is_full = below > 0 and len(disk.deleted) < room_at
         for twin in after_any_loss_of_power(disk) if below else ():
             found = [record.number for record in read_log(sim_disk.SimStore(twin), first=None)]
             assert found == list(range(found[0], 9)), f"{found} before the {operation} of {name}"
@@ -140,8 +143,8 @@ def test_on_a_full_disk_no_loss_of_power_leaves_a_hole_whichever_deletions_it_un
     for n in range(8):
         log.append([b"%d" % n])
     names = []
-    for limit in (3, 6, 7):
-        below = limit
+    for writer, limit in enumerate((3, 6, 7)):
+        below, room_at = limit, room_after + len(disk.deleted) if writer == writers_before else room_at
         names += [log.retire(below), log.retire(below)]
         below, disk.is_full = 0, False
         log = Log.take_over(sim_disk.SimStore(disk, before=before), segment_bytes=1)

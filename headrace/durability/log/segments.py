@@ -122,11 +122,12 @@ def find_chain(store: Store, folder: str, broken: list[BrokenAt] | None = None) 
     index = len(refs) - 1  # of the newest segment that counts and is not in the chain yet
     while index >= 0:
         low = index
-        while low > 0 and refs[low - 1].term == refs[index].term and refs[low].first > kept:
+        while low > 0 and refs[low - 1].term == refs[index].term and refs[low].first > kept <= refs[low - 1].first:
             low -= 1
         chain[:0] = refs[low : index + 1]
         before = low - 1
-        # What comes before a retired record is retired: a crash undid its deletion, or a zombie wrote it.
+        # What comes before a retired record is retired: a crash undid its deletion, or a zombie wrote it. A segment that
+        # begins below `kept` counts only if the next one names it: the one between them may be retired.
         index = -1 if refs[low].first <= kept else _previous(store, folder, refs, low, broken)
         orphans[:0] = refs[index + 1 : before + 1]
     return SegmentChain(chain, torn, orphans, kept)
