@@ -416,7 +416,7 @@ DURABLE_MUTANTS = (
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums, 12),
     Mutant("deltas are folded out of order", snapshots, "fold_all", folds_backwards, 9),
     Mutant("deltas are loaded out of order", snapshots.Snapshots, "_tables", applies_backwards, 4),
-    Mutant("what is old is deleted before the log says so", keeper.StoreWork, "save", deletes_at_once, 269),
+    Mutant("what is old is deleted before the log says so", keeper.StoreWork, "save", deletes_at_once, 1502),
     Mutant("objects of snapshots do not carry the term", manifests.SnapshotId, "_stem", writes_without_a_term),
     Mutant("a manifest is there before what it names", snapshots.Snapshots, "_write_layer", publishes_first, 348),
     Mutant(

@@ -58,6 +58,8 @@ def run_fleet(
         driver.hand_over(driver.admission.admit(FromClient(f"batch{token}"), calls[at : at + size]))
         for _ in range(rng.randrange(30)):
             driver.deliver()
+    driver.submit(Read("in between"))
+    driver.settle()
     driver.submit(Read("state"))
     driver.settle()
     for worker in driver.workers.values():
