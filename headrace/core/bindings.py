@@ -41,14 +41,9 @@ class Binding:
         self.operator, self.fits, self.is_plain = entry.operator, entry.fits, entry.is_plain
         self.body = entry.body
         self.table, self.states = table, table.states
-        self.refresh()
+        self.written, self.befores = table.written, table.befores
         self.context: Any = None  # of the running or the next call
         self.run: Callable[..., Any] = never  # the body with this context
-
-    def refresh(self) -> None:
-        """Get the table's dicts `written` and `befores` again: hot loops write to them. They are replaced when a delta
-        is taken, or operators are watched."""
-        self.written, self.befores = self.table.written, self.table.befores
 
     def bind(self, context: Any) -> None:
         self.context, self.run = context, MethodType(self.body, context)
@@ -72,18 +67,17 @@ class Bindings(Generic[B]):
     """All bindings of an executor: by the number of the entry, and by function as in `Program.functions`."""
 
     def __init__(self, program: Program, state: State, bind: Callable[[Entry, Table], B]) -> None:
-        self.program, self.state, self.takes = program, state, state.takes
+        self.program, self.state = program, state
         self.by_number = [bind(entry, state.tables[entry.operator.name]) for entry in program.entries]
         self.functions: dict[Function | str, B] = {
             function: self.by_number[entry.number] for function, entry in program.functions.items()
         }
 
     def refresh(self) -> None:
-        """Call it before an epoch: a delta may have been taken since the last one."""
-        if self.takes != self.state.takes:
-            self.takes = self.state.takes
-            for binding in self.by_number:
-                binding.refresh()
+        """Call it before an epoch: tables may be watched, or deltas taken, that were not before."""
+        self.state.sort_out()
+        for binding in self.by_number:
+            binding.written, binding.befores = binding.table.written, binding.table.befores
 
     def of(self, entries: list[Entry]) -> list[B]:
         """For each entry its binding. The entries may be those of another program of the same app."""

@@ -124,7 +124,7 @@ class SerialExecutor:
                 state = context._state
                 if state is not before:
                     if binding.written is not None:
-                        binding.written[key] = state
+                        binding.written.append(key)
                         if binding.befores is not None:
                             binding.befores.setdefault(key, before)
                     if state is missing:
@@ -149,7 +149,7 @@ class SerialExecutor:
                         if call is not queue[-1] or transaction.is_marked:  # something can still fail
                             undo.append((binding, key, before))
                         if binding.written is not None:
-                            binding.written[key] = state
+                            binding.written.append(key)
                             if binding.befores is not None:
                                 binding.befores.setdefault(key, before)
                         if state is missing:

@@ -3,8 +3,9 @@
 Rules:
 1. A table holds the sealed state of each entity that has one. There is one layer: an executor reads and writes
    `states` itself.
-2. If deltas are taken, `written` records each write: the new state, or MISSING. `take_delta` hands the dict over and
-   starts another one, so nothing is copied. An entity that was created and deleted in between is MISSING there.
+2. If deltas are taken, the key of each write is appended to `written`. `take_delta` looks up the states. An entity that
+   was created and deleted in between is MISSING there. (A list grows at its end, in the processor's cache; a dict of
+   the new states would cost each write an access to a second large table.)
 3. In a watched table, `befores` records the state of an entity before its first write (and `written` is used as well).
    `take_changes`, at the end of an epoch, makes columns of it. An executor that has several epochs under way finds
    these itself, in its chains.
@@ -27,18 +28,20 @@ from headrace.wire.messages import Entities
 from headrace.wire.values import MISSING, Key
 
 States = dict[Key, Any]  # sealed
+WRITTEN_MAX = 200_000  # keys in the list, with repeats; then they are sorted out
 
 
 class Table:
     """The entities of one operator. To write, call `change` or `put`; a hot loop may do their work itself: it uses
     `states` as a dict (`get`, `[key] =`, `pop`) and records each write in `written` and `befores`."""
 
-    __slots__ = ("befores", "operator", "states", "written")
+    __slots__ = ("_earlier", "befores", "operator", "states", "written")
 
     def __init__(self, operator: Operator, states: States | None = None) -> None:
         self.operator = operator
         self.states: States = {} if states is None else states
-        self.written: States | None = None  # if deltas are taken, or the table is watched
+        self.written: list[Key] | None = None  # if deltas are taken, or the table is watched; always the same list
+        self._earlier: dict[Key, None] = {}  # keys that were sorted out of it
         self.befores: States | None = None  # if the table is watched
 
     def get(self, key: Key) -> Any:
@@ -48,7 +51,7 @@ class Table:
     def put(self, key: Key, state: Any) -> None:
         """Set the state of an entity; MISSING deletes it."""
         if self.written is not None:
-            self.written[key] = state
+            self.written.append(key)
         if state is MISSING:
             self.states.pop(key, None)
         else:
@@ -82,22 +85,29 @@ class Table:
         """How many entities have a state. Another thread may ask."""
         return len(self.states)
 
+    def sort_out(self) -> None:
+        """Keep each written key once."""
+        if self.written:
+            self._earlier.update(dict.fromkeys(self.written))
+            self.written.clear()
+
     def take_delta(self) -> States:
-        written: States = {}
-        if self.written is not None:
-            written, self.written = self.written, written
-        return written
+        self.sort_out()
+        keys, self._earlier = list(self._earlier), {}
+        return dict(zip(keys, self._states_of(keys), strict=True)) if keys else {}
+
+    def _states_of(self, keys: list[Key]) -> list[Any]:
+        try:
+            return list(operator.itemgetter(*keys, keys[0])(self.states)[:-1])  # the fastest way, if all are there
+        except KeyError:
+            return list(map(self.states.get, keys, repeat(MISSING)))
 
     def take_changes(self) -> OperatorChanges | None:
         if not self.befores:
             return None
         keys, befores = list(self.befores), list(self.befores.values())
         self.befores.clear()
-        try:
-            afters = list(operator.itemgetter(*keys, keys[0])(self.states)[:-1])  # the fastest way, if all are there
-        except KeyError:
-            afters = list(map(self.states.get, keys, repeat(MISSING)))
-        return OperatorChanges(keys, befores, afters)
+        return OperatorChanges(keys, befores, self._states_of(keys))
 
 
 class State:
@@ -107,25 +117,22 @@ class State:
         self.seed = seed  # of random numbers
         self.tables = {name: table(operator) for name, operator in program.operators.items()}
         self.has_deltas = False
-        self.takes = 0  # how often `written` or `befores` became other dicts
 
     def keep_deltas(self) -> None:
         """From now on, `take_delta` gives what was written since it was last called."""
         self.has_deltas = True
-        self.takes += 1
         for table in self.tables.values():
-            table.written = table.written or {}
+            table.written = [] if table.written is None else table.written
 
     def watch(self, operators: Iterable[str]) -> None:
         """From now on, `take_changes` gives what is changed in these."""
-        self.takes += 1
         for name in operators:
             table = self.tables[name]
-            table.written, table.befores = table.written or {}, table.befores or {}
+            table.written = [] if table.written is None else table.written
+            table.befores = {} if table.befores is None else table.befores
 
     def take_delta(self) -> dict[str, States]:
         """What was written since the last call, by operator. The caller owns it. Call it between two epochs."""
-        self.takes += 1
         return {name: written for name, table in self.tables.items() if (written := table.take_delta())}
 
     def take_changes(self) -> Changes:
@@ -135,9 +142,15 @@ class State:
             changed = table.take_changes()
             if changed is not None:
                 changes[name] = changed
-                if not self.has_deltas and table.written is not None:
-                    table.written.clear()
+            if table.written and not self.has_deltas:
+                table.written.clear()
         return changes
+
+    def sort_out(self) -> None:
+        """Call it before an epoch, so that the keys of writes do not take more and more room."""
+        for table in self.tables.values():
+            if table.written and len(table.written) > WRITTEN_MAX:
+                table.sort_out()
 
     def select(self, operator: str | None = None, key: Any = None) -> Entities:
         """The entities of an operator or of all, or those with this key."""

@@ -235,7 +235,7 @@ class OrderedExecutor(Repair):
             chains[key] = [chain.seen, chain, call]
         if state is not before:
             if binding.written is not None:
-                binding.written[key] = state
+                binding.written.append(key)
             if state is MISSING:
                 states.pop(key, None)
             else:

@@ -126,8 +126,8 @@ def find_chain(store: Store, folder: str, broken: list[BrokenAt] | None = None) 
             low -= 1
         chain[:0] = refs[low : index + 1]
         before = low - 1
-        # What comes before a retired record is retired: a crash undid its deletion, or a zombie wrote it. A segment that
-        # begins below `kept` counts only if the next one names it: the one between them may be retired.
+        # What comes before a retired record is retired: a crash undid its deletion, or a zombie wrote it. A segment
+        # that begins below `kept` counts only if the next one names it: the one between them may be retired.
         index = -1 if refs[low].first <= kept else _previous(store, folder, refs, low, broken)
         orphans[:0] = refs[index + 1 : before + 1]
     return SegmentChain(chain, torn, orphans, kept)
