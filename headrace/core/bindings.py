@@ -67,7 +67,7 @@ class Bindings(Generic[B]):
     """All bindings of an executor: by the number of the entry, and by function as in `Program.functions`."""
 
     def __init__(self, program: Program, state: State, bind: Callable[[Entry, Table], B]) -> None:
-        self.program, self.state = program, state
+        self.program, self.state, self.version = program, state, state.version
         self.by_number = [bind(entry, state.tables[entry.operator.name]) for entry in program.entries]
         self.functions: dict[Function | str, B] = {
             function: self.by_number[entry.number] for function, entry in program.functions.items()
@@ -76,8 +76,10 @@ class Bindings(Generic[B]):
     def refresh(self) -> None:
         """Call it before an epoch: tables may be watched, or deltas taken, that were not before."""
         self.state.sort_out()
-        for binding in self.by_number:
-            binding.written, binding.befores = binding.table.written, binding.table.befores
+        if self.version != self.state.version:
+            self.version = self.state.version
+            for binding in self.by_number:
+                binding.written, binding.befores = binding.table.written, binding.table.befores
 
     def of(self, entries: list[Entry]) -> list[B]:
         """For each entry its binding. The entries may be those of another program of the same app."""

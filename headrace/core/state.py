@@ -117,15 +117,18 @@ class State:
         self.seed = seed  # of random numbers
         self.tables = {name: table(operator) for name, operator in program.operators.items()}
         self.has_deltas = False
+        self.version = 0  # grows when tables begin to record writes
 
     def keep_deltas(self) -> None:
         """From now on, `take_delta` gives what was written since it was last called."""
         self.has_deltas = True
+        self.version += 1
         for table in self.tables.values():
             table.written = [] if table.written is None else table.written
 
     def watch(self, operators: Iterable[str]) -> None:
         """From now on, `take_changes` gives what is changed in these."""
+        self.version += 1
         for name in operators:
             table = self.tables[name]
             table.written = [] if table.written is None else table.written
