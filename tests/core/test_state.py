@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import App, Config, Context
+from headrace.core import state as states
 from headrace.core.epoch import Epoch
 from headrace.core.program import Program
 from headrace.core.serial import SerialExecutor, TrackedExecutor
@@ -38,9 +40,17 @@ def found_in(state: State) -> dict[Any, Any]:
     return {(name, key): sealed for name in app.operators for key, sealed in state.tables[name].items()}
 
 
-@given(program=PROGRAMS, cuts=CUTS)
+@given(program=PROGRAMS, cuts=CUTS, written_max=st.sampled_from([0, 2, 200_000]), keeps=st.integers(1, 3))
 @settings(max_examples=150)
-def test_all_that_was_taken_together_is_the_state(program: Drawn, cuts: list[int]) -> None:
+def test_all_that_was_taken_together_is_the_state(
+    program: Drawn, cuts: list[int], written_max: int, keeps: int
+) -> None:
+    """A delta is taken after every `keeps` epochs; keys are sorted out when more than `written_max` were written."""
+    with mock.patch.object(states, "WRITTEN_MAX", written_max):
+        check_deltas(program, cuts, keeps)
+
+
+def check_deltas(program: Drawn, cuts: list[int], keeps: int) -> None:
     calls = program.calls()
     compiled = Program(app, Config())
     state = State(compiled)
@@ -52,6 +62,8 @@ def test_all_that_was_taken_together_is_the_state(program: Drawn, cuts: list[int
         size = 1 + cuts[cut % len(cuts)]
         executor.run(epoch_of(compiled, calls[at : at + size], at + 1))
         at, cut = at + size, cut + 1
+        if cut % keeps and at < len(calls):
+            continue
         rows = entities_of(state.take_delta())
         assert len({(name, type(key), key) for name, key, _ in rows}) == len(rows), "an entity was taken twice"
         for name, key, sealed in rows:
