@@ -99,7 +99,8 @@ class Worker(Gathering):
         self.compiled = Program(app, config) if program is None else program.under(config)
         self.limits: dict[str, int] | None = None  # of the running epochs, if they differ from `config`
         self.channels = Channels(number, config)
-        self.channels.term = term - 1  # so a `Begin` of an older term is dropped
+        self.channels.term = term - 1  # the `Begin` of `term` is the first message
+        self.first_term = term
         self._start_over()
         self.mode = "serial"
         self.workers = 1
@@ -118,7 +119,7 @@ class Worker(Gathering):
 
     def step(self, now_us: int, event: WorkerEvent) -> list[WorkerEffect]:
         effects: list[WorkerEffect] = []
-        if isinstance(event, Received):
+        if isinstance(event, Received) and event.frame.term >= self.first_term:  # older: for one that this replaces
             frame = event.frame
             begins = frame.term > self.channels.term and frame.source == COORDINATOR and isinstance(frame.body, Begin)
             if begins:
