@@ -27,7 +27,8 @@ from headrace.durability.columns import Columns, join, offsets_and_data
 from headrace.durability.migration import LooseValues
 from headrace.errors import BadValue
 from headrace.model.fingerprint import Fingerprint
-from headrace.wire.values import RECORD, WRAP_BYTES, as_json, is_wrapped, lifted, shown
+from headrace.wire.native_form import lifted, native_parts
+from headrace.wire.values import RECORD, WRAP_BYTES, as_json, is_wrapped, shown
 
 VALUE = "value"
 DECIMAL, TIMESTAMP = pa.decimal128(38, 18), pa.timestamp("us", "UTC")
@@ -437,8 +438,9 @@ class RecordValues(LooseValues):
         found = super()._from_ext(code, data)
         return RecordFields(found) if code == RECORD else found
 
-    def _from_native(self, name: str, lift: Any, fields: bytes) -> Any:
-        return lifted(lift, msgspec.msgpack.decode(fields), RecordFields)
+    def _from_native(self, data: bytes) -> Any:
+        _, lift, fields = native_parts(data)
+        return lifted(lift, fields, RecordFields)
 
 
 RECORD_VALUES = RecordValues()
