@@ -323,17 +323,16 @@ def get(self, default=None):
 """
 PUT = """
 def put(self, v):
-    if {test}:
-        try:
+    try:
+        if {test}:
             data = head + encode(v)
-        except FAILURES:
-            put_any(self, v)
-            return
-        transaction, size = self._transaction, len(data)
-        if size <= bytes_max and size <= transaction.bytes_left:
-            transaction.bytes_left -= size
-            self._state = data
-            return
+            transaction, size = self._transaction, len(data)
+            if size <= bytes_max and size <= transaction.bytes_left:
+                transaction.bytes_left -= size
+                self._state = data
+                return
+    except FAILURES:
+        pass
     put_any(self, v)
 """
 
