@@ -68,7 +68,7 @@ def main() -> None:
 
         # A request id stands for one call: sent twice, paid once.
         for _ in range(2):
-            client.call(transfer, "bob", "alice", 5, request_id="rent-may")
+            client.options(request_id="rent-may").call(transfer, "bob", "alice", 5)
 
         for name, balance in sorted(runtime.state(account).items()):
             print(f"{name:>8} {balance:>9,}")

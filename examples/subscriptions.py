@@ -211,7 +211,7 @@ def main() -> None:
         print("1 January: three trials begin, one of them is cancelled")
         with Runtime(app, clock=clock_at(noon), store=store) as runtime:
             client = runtime.client
-            ends = client.call(begin, "ann", "pro", "good", request_id="ann-begins")
+            ends = client.options(request_id="ann-begins").call(begin, "ann", "pro", "good")
             client.batch([(begin, "bo", "pro", "good"), (begin, "cleo", "basic", "stolen"), (cancel, "bo")])
             client.call(log_in, "cookie-1", "ann")
             print(f"  ann's trial ends on {ends}")
@@ -220,7 +220,7 @@ def main() -> None:
         with Runtime(app, clock=clock_at(noon + timedelta(minutes=5)), store=store) as runtime:
             client = runtime.client
             show(runtime)
-            again = client.call(begin, "ann", "pro", "good", request_id="ann-begins")
+            again = client.options(request_id="ann-begins").call(begin, "ann", "pro", "good")
             print(f"  asked again, the answer is the same: {again == ends}")
             print(f"  cookie-1 is the session of {client.call(visit, 'cookie-1')}")
 

@@ -195,10 +195,10 @@ def test_typed_values_arrive_unchanged_over_the_wire(client: RemoteClient) -> No
 
 
 def test_a_request_id_asked_again_over_the_wire_runs_once(client: RemoteClient) -> None:
-    assert client.call(deposit, "once", 3, request_id="wire-1") == 3
-    assert client.call(deposit, "once", 3, request_id="wire-1") == 3
+    assert client.options(request_id="wire-1").call(deposit, "once", 3) == 3
+    assert client.options(request_id="wire-1").call(deposit, "once", 3) == 3
     with pytest.raises(RequestIdReused):
-        client.call(deposit, "once", 4, request_id="wire-1")
+        client.options(request_id="wire-1").call(deposit, "once", 4)
     assert client.call(deposit, "once", 0) == 3
 
 
