@@ -68,39 +68,23 @@ class Context(ABC, Generic[S]):
     def merge(self, delta: S) -> None:
         """Combine `delta` into the state with the operator's `combine`; without a state, `delta` becomes the state."""
 
-    @overload
-    def call(self, function: Function[P, R], key: Any, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
-    @overload
-    def call(self, function: str, key: Any, /, *args: Any, **kwargs: Any) -> Awaitable[Any]: ...
     @abstractmethod
-    def call(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+    def call(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """Call a function of another entity (or this one) now and await its result: only in an `async def`."""
 
-    @overload
-    def call_async(self, function: Function[P, R], key: Any, /, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    @overload
-    def call_async(self, function: str, key: Any, /, *args: Any, **kwargs: Any) -> None: ...
     @abstractmethod
-    def call_async(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> None:
+    def call_async(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call one-way, in this transaction: runs after the root has returned, in the order the calls were made."""
 
-    @overload
+    @abstractmethod
     def call_later(
         self,
         delay: float | datetime.timedelta,
-        function: Function[P, R],
+        function: Function[P, R] | str,
         key: Any,
         /,
         *args: P.args,
         **kwargs: P.kwargs,
-    ) -> str: ...
-    @overload
-    def call_later(
-        self, delay: float | datetime.timedelta, function: str, key: Any, /, *args: Any, **kwargs: Any
-    ) -> str: ...
-    @abstractmethod
-    def call_later(
-        self, delay: float | datetime.timedelta, function: Function | str, key: Any, /, *args: Any, **kwargs: Any
     ) -> str:
         """Call one-way, in a separate transaction, once `delay` (seconds, or a timedelta) has passed after `now`. If
         that transaction aborts, it is not tried again. Returns an id for `cancel`."""

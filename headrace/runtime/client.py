@@ -123,22 +123,16 @@ class Client(ABC):
         view._request_id = request_id
         return view
 
-    @overload
-    def call(self, function: Function[P, R], key: Any, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    def call(self, function: str, key: Any, /, *args: Any, **kwargs: Any) -> Any: ...
-    def call(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function and wait for its result. Raises `Aborted`, or the reason why the request was refused."""
-        return self._one(function, key, args, kwargs, wait=True).result()[0].unwrap()
+        result: R = self._one(function, key, args, kwargs, wait=True).result()[0].unwrap()
+        return result
 
-    @overload
-    async def acall(self, function: Function[P, R], key: Any, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
-    async def acall(self, function: str, key: Any, /, *args: Any, **kwargs: Any) -> Any: ...
-    async def acall(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    async def acall(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same, awaited."""
         future = self._one(function, key, args, kwargs, wait=False)
-        return (await asyncio.wrap_future(future))[0].unwrap()
+        result: R = (await asyncio.wrap_future(future))[0].unwrap()
+        return result
 
     def batch(self, calls: Sequence[Any]) -> Replies:
         """Run many calls, `(function, key, *args)` each, in this order. Each is its own transaction; a failed call does
