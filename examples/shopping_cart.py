@@ -1,7 +1,7 @@
 """A shop: an order takes goods from the stock and money from the buyer, or nothing at all.
 
-Three operators, each with a dataclass as its state, which the type checker knows. `checkout` is one transaction over all three: if one of them
-aborts, however late, all three are restored.
+Three operators, each with a dataclass as its state, which the type checker knows too (`Context[Order]`). `checkout` is
+one transaction over all three: if one of them aborts, however late, all three are restored.
 
     python examples/shopping_cart.py
 """
