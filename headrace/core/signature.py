@@ -17,8 +17,8 @@ from headrace.errors import BadArguments, BadValue, ModelError, TooLarge
 from headrace.model.app import hints_of
 from headrace.model.keywords import Keywords
 from headrace.model.operator import Function
-from headrace.wire.hints import Hints, Unsupported, name_of
-from headrace.wire.typed_values import Codec, describe
+from headrace.wire.hints import Unsupported, name_of
+from headrace.wire.typed_values import Codec
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values
 
 TOGETHER = 4_096  # calls checked at once: if their total is within the limit of one, each is
@@ -181,13 +181,17 @@ def declared_codec(hint: Any, values: Values, where: str) -> Codec:
 
 def conforms(value: Any, hint: Any) -> bool:
     """Does the value have this type as it is?"""
-    return Hints().type_of(hint).fault(value) is None
+    return fault_of(value, hint) is None
 
 
 def why(value: Any, hint: Any) -> str:
-    of = Hints().type_of(hint)
-    fault = of.fault(value)
-    return "" if fault is None else f": {describe(fault, of)}"
+    fault = fault_of(value, hint)
+    return "" if fault is None else f": {fault}"
+
+
+def fault_of(value: Any, hint: Any) -> str | None:
+    values = Values()
+    return Codec(values.hints.type_of(hint), values).fault(value)
 
 
 def converted(value: Any, hint: Any) -> Any:
