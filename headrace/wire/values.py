@@ -25,6 +25,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from headrace.errors import BadKey, BadValue, TooLarge
+from headrace.wire.defaults import complete, defaults_of
 
 # Ints that CPython stores in one digit: two comparisons with these are fast, a chained one is not. They take the
 # fast paths; all others are checked in full.
@@ -349,14 +350,17 @@ def record_of(cls: type) -> RecordType:
     if issubclass(cls, msgspec.Struct):
         if hasattr(cls, "__post_init__"):
             raise BadValue(f"the struct {name} has a __post_init__, which would run again each time: use a dataclass")
+        defaults_of(cls)  # refuses a default that is shared; the struct fills in the others itself
         return RecordType(name, cls.__struct_fields__, lambda fields: cls(**fields))
     if not dataclasses.is_dataclass(cls):
         raise BadValue(f"{name} is neither a dataclass nor a msgspec struct")
-    names = tuple(field.name for field in dataclasses.fields(cls))
+    names, defaults = tuple(field.name for field in dataclasses.fields(cls)), defaults_of(cls)
 
     def build(fields: dict[str, Any]) -> Any:
         # Rebuilt without __init__: it may compute, check or count, and it did so when the value was made.
         made = object.__new__(cls)
+        if len(fields) != len(names):  # fields were added since
+            fields = complete(name, fields, names, defaults)
         for field in names:
             object.__setattr__(made, field, fields[field])
         return made

@@ -20,8 +20,8 @@ MISTAKES = (
     Mistake(
         "Changed code does not start while epochs of the old code wait to be replayed.",
         "headrace/durability/recovery.py",
-        "if is_later and logged.fingerprint != self.fingerprint:",
-        "if is_later and logged.fingerprint is None:",
+        "        if obstacles:\n",
+        "        if obstacles and not digest:\n",
     ),
     Mistake(
         "It starts from a snapshot at the log's end, and request ids are kept.",
