@@ -104,8 +104,8 @@ class OpenedStore:
             )
         except BaseException as error:
             try:
-                if isinstance(error, LogBroken):
-                    self.log.check()  # what is missing may have been retired by a successor
+                if isinstance(error, LogBroken | AppChanged):
+                    self.log.check()  # a successor, perhaps a newer version, may have retired or written it
             finally:
                 self.close_store()
             raise

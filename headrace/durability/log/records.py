@@ -62,7 +62,7 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
     rows: CallRows
     closed: ClosedBatch | None = None  # where the rows are, if not here
     limits: dict[str, int] = {}  # the settings that decided which of them are refused
-    fingerprint: str = ""  # of the code that logged it
+    fingerprint: str | msgspec.UnsetType = msgspec.UNSET  # of the code that logged it, if the rows are not here
 
 
 class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
@@ -152,9 +152,9 @@ class Records:
         assert isinstance(header, Note)
         return LoggedRecord(number, header)
 
-    def _added(self, fingerprint: str) -> dict[str, list[str]]:
+    def _added(self, fingerprint: str | msgspec.UnsetType) -> dict[str, list[str]]:
         """The fields that record types have got since this code logged a batch."""
-        if self.store is None or self.app_fingerprint is None or fingerprint in ("", self.fingerprint):
+        if self.store is None or self.app_fingerprint is None or not fingerprint or fingerprint == self.fingerprint:
             return {}
         return added_fields(read_fingerprint(self.store, fingerprint), self.app_fingerprint)
 
