@@ -17,6 +17,7 @@ from headrace.core.later.builtin import BUILT_IN
 from headrace.core.placement import shards_of
 from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.core.snapshot_metadata import INITIAL, SourcesMetadata
+from headrace.durability.added_fields import check_defaults
 from headrace.durability.identity import (
     CURRENT,
     callable_functions,
@@ -35,7 +36,7 @@ from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.durability.store import DirectoryStore, Store, open_store
 from headrace.errors import AppChanged, Fenced, LogBroken
 from headrace.model.app import App
-from headrace.model.fingerprint import Fingerprint, fingerprint, remade
+from headrace.model.fingerprint import Fingerprint, added_fields, fingerprint, remade
 
 
 class OpenedStore:
@@ -174,13 +175,15 @@ class OpenedStore:
         not do in the same way."""
         if digest in self._fitting:
             return
-        obstacles = read_fingerprint(self.store, digest).obstacles(self.app_fingerprint)
+        written = read_fingerprint(self.store, digest)
+        obstacles = written.obstacles(self.app_fingerprint)
         if obstacles:
             raise AppChanged(
                 f"{what} in {self.store.url} was logged by other code of app {self.app.name!r} "
                 f"({'; '.join(obstacles[:5])}), and no snapshot covers it. Run `headrace upgrade` with the old code, "
                 "which makes a snapshot at the log's end; then start the new code"
             )
+        check_defaults(added_fields(written, self.app_fingerprint), self.records.program.values)
         self._fitting.add(digest)
 
     def _replies(self, oldest: int, epoch: int, sources: SourcesMetadata) -> list[Epoch]:

@@ -486,7 +486,7 @@ def holds(node: ast.Lambda, code: CodeType) -> bool:
 
 
 def find_class(tree: ast.Module | None, cls: type) -> ast.ClassDef | None:
-    """The class statement with this name, at this place in the file."""
+    """The class statement with this name, at this place in the file; of several, the last that has its annotations."""
     if tree is None:
         return None
     path = [part for part in cls.__qualname__.split(".") if part != "<locals>"]
@@ -494,7 +494,14 @@ def find_class(tree: ast.Module | None, cls: type) -> ast.ClassDef | None:
     for name in path:
         found = [node for above in found for node in within(above) if getattr(node, "name", None) == name]
     classes = [node for node in found if isinstance(node, ast.ClassDef)]
+    named = list(inspect.get_annotations(cls))
+    classes = [node for node in classes if annotations_in(node) == named] or classes
     return classes[-1] if classes else None
+
+
+def annotations_in(node: ast.ClassDef) -> list[str]:
+    parts = (part.target for part in node.body if isinstance(part, ast.AnnAssign))
+    return [target.id for target in parts if isinstance(target, ast.Name)]
 
 
 def within(node: ast.AST) -> Iterator[ast.AST]:

@@ -23,7 +23,7 @@ from headrace.core.origin import FromClient, FromSource
 from headrace.durability.identity import create_identity, identity_of
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore
-from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
+from headrace.errors import AppChanged, Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
 from headrace.sim.disk import Crashed, SimStore
 from headrace.sim.node import SimNode
 from headrace.wire.messages import RequestIds
@@ -127,6 +127,12 @@ class CoordinatorProcess:
             world.end(self)
         except (LogBroken, SnapshotBroken, WrongStore) as error:
             world.violate(f"{self.node.name} {what}: nothing durable is ever lost here, and yet {error!r}")
+            world.end(self)
+        except AppChanged as error:
+            if self.version == max(process.version for process in world.processes):
+                raise world.broken(f"{self.node.name} raised {error!r} in its {what}") from error
+            world.note(f"{self.node.name} ends, {what}: a newer version ran meanwhile")
+            world.fault(f"{what} failed, a newer version ran")
             world.end(self)
         except (StoreError, Fenced) as error:
             world.note(f"{self.node.name} ends, {what}: {error!r}")
