@@ -75,11 +75,22 @@ def check_defaults(added: AddedFields, values: Values) -> None:
                     f"the default of the new field {where} is another one each time, so what is stored already would "
                     "never be the same: use a constant, or write a migration"
                 )
-            if not conforms(one, hint):
+            if is_known(hint) and not conforms(one, hint):
                 raise AppChanged(
                     f"the default of the new field {where} is {shown(one)}, which is no {hint_name(hint)}: change one "
                     "of the two"
                 )
+
+
+def is_known(hint: Any) -> bool:
+    """Whether msgspec can check values of this type; a field may have any."""
+    try:
+        msgspec.convert(None, hint)
+    except msgspec.ValidationError:
+        return True
+    except TypeError:
+        return False
+    return True
 
 
 def reset(value: Any, added: AddedFields) -> None:

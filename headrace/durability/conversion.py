@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.signature import conforms, hint_name
-from headrace.durability.added_fields import set_field
+from headrace.durability.added_fields import is_known, set_field
 from headrace.errors import BadValue
 from headrace.model.app import is_record
 from headrace.wire.defaults import NOTHING, described
@@ -48,7 +48,7 @@ def misfit(value: Any, hint: Any, path: str) -> BadValue:
 
 
 def leaf(value: Any, hint: Any, path: str) -> Any:
-    if conforms(value, hint):
+    if conforms(value, hint) or not is_known(hint):
         return value
     try:
         return msgspec.convert(value, hint, strict=True)

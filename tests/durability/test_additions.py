@@ -18,7 +18,7 @@ from headrace.errors import AppChanged, ModelError
 from headrace.model.fingerprint import Fingerprint, fingerprint, needs_migration
 from headrace.wire.values import plain
 from tests.durability.hand import Hand, memory
-from tests.durability.versions import ADDS, BREAKS, BY_NAME, draw_edits, kind_of, source_of, workshop
+from tests.durability.versions import ADDS, BREAKS, BY_NAME, EDITS, Edit, draw_edits, kind_of, source_of, workshop
 
 NAMES = ("ann", "bob", "cy", "dee")
 
@@ -116,7 +116,17 @@ class Story:
 @pytest.mark.parametrize("seed", range(60))
 def test_what_happens_with_a_random_newer_version_is_what_the_rule_says(seed: int, make: Any) -> None:
     rng = random.Random(seed)
-    edits, is_clean = draw_edits(rng), rng.random() < 0.4
+    play(draw_edits(rng), rng.random() < 0.4, rng, make)
+
+
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
+def test_what_happens_with_one_change_is_what_the_rule_says(edit: Edit, is_clean: bool, make: Any) -> None:
+    play((edit,), is_clean, random.Random(edit.name), make)
+
+
+def play(edits: tuple[Edit, ...], is_clean: bool, rng: random.Random, make: Any) -> None:
+    """An older version writes a store until it crashes or stops; then a newer one starts."""
     old, new = make(source_of(())), make(source_of(edits))
     story = Story(old, rng, rng.choice((0, 0, 2)), rng.choice((6, 30, 300)), is_clean)
     kind = kind_of(edits)
@@ -227,6 +237,7 @@ def test_a_default_that_changes_later_leaves_what_is_stored_as_it_is(make: Any) 
     old, red = version(make), version(make, "Account.limit", "Part.colour")
     blue = make(source_of((BY_NAME["Account.limit"], BY_NAME["Part.colour"])).replace("'red'", "'blue'"))
     store, _ = crashed(old, asked=[("ann", "bob", 5, 1)])
+    assert Hand(store, old.app).take_snapshot() is not None, "the state of ann is stored as the old version wrote it"
     hand = Hand(store, red.app)
     hand.settle()
     hand.run("more", calls(red, [("cy", "bob", 5, 1)]))
@@ -273,7 +284,7 @@ def test_timers_of_an_older_version_fire_with_the_new_fields_at_their_defaults(m
     [
         ("stamp: int = field(default_factory=itertools.count().__next__)", "Account.stamp is another one each time"),
         ("stamp: int = None", "Account.stamp is None, which is no int"),
-        ("stamp: object = object()", "Account.stamp cannot be used"),
+        ("stamp: Any = object()", "Account.stamp cannot be used"),
         ("text: str = 'x' * 980", "'ann' in operator 'account' does not fit with the new fields.*over the limit"),
     ],
 )
@@ -282,7 +293,7 @@ def test_a_default_that_cannot_stand_in_what_is_stored_is_refused_at_start(
 ) -> None:
     old = version(make)
     made = source_of(()).replace("    # more of Account", f"    {default}\n    # more of Account")
-    new = make(made.replace("import dataclasses\n", "import dataclasses\nimport itertools\n"))
+    new = make(made.replace("import dataclasses\n", "import dataclasses\nimport itertools\nfrom typing import Any\n"))
     store = memory()
     hand = Hand(store, old.app, value_bytes_max=1_000)
     hand.run("first", calls(old, [("ann", "bob", 5, 1)]))
@@ -296,6 +307,7 @@ def test_a_default_that_cannot_stand_in_what_is_stored_is_refused_at_start(
 
 SHARED = """
 import dataclasses
+from typing import Any
 import msgspec
 from headrace import App, Context
 
@@ -306,13 +318,13 @@ class Loose:
 @dataclasses.dataclass(frozen=True)
 class Tight:
     n: int = 0
-    parts: object = ()
+    parts: Any = ()
 
 class Free(msgspec.Struct):
     n: int = 0
 
 {kind}
-    shared: object = {default}
+    shared: Any = {default}
 
 app = App("shared")
 op = app.operator("op", state=Held)

@@ -74,6 +74,9 @@ HOME = {"street": {"name": "Elm", "number": 3}, "since": "2020-02-29", "codes": 
         ({"name": "Elm"}, Any, {"name": "Elm"}),
         (5, Annotated[int, msgspec.Meta(ge=1)], 5),
         (3, float, 3),
+        (Street("Elm"), Street | Address | None, Street("Elm")),
+        (HOME, Street | Address | None, Address(Street("Elm", 3), datetime.date(2020, 2, 29), (1, 2))),
+        ([{"x": object}], list[object], [{"x": object}]),
     ],
 )
 def test_what_can_be_converted_without_loss_is(given: Any, hint: Any, wanted: Any) -> None:

@@ -20,8 +20,8 @@ MISTAKES = (
     Mistake(
         "Code that only adds replays what older code has logged; any other difference is refused.",
         "headrace/model/fingerprint.py",
-        'return VersionDifference(f"field {name} is new and has no default")',
-        'return VersionDifference(f"field {name} is new and has no default", True)',
+        'VersionDifference(f"field {name}: its default changed")',
+        'VersionDifference(f"field {name}: its default changed", True)',
     ),
     Mistake(
         "A reply that lacks a new field is the same as one that has it at its default.",
