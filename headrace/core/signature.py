@@ -6,6 +6,7 @@ are converted first.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from headrace.model.app import hints_of
 from headrace.model.keywords import Keywords
 from headrace.model.operator import Function
 from headrace.wire.hints import Unsupported, name_of
-from headrace.wire.typed_values import Codec
+from headrace.wire.typed_values import Codec, codec_for
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values
 
 TOGETHER = 4_096  # calls checked at once: if their total is within the limit of one, each is
@@ -174,7 +175,7 @@ def never(args: Args) -> bool:
 
 def declared_codec(hint: Any, values: Values, where: str) -> Codec:
     try:
-        return Codec(values.hints.type_of(hint), values)
+        return codec_for(hint, values)
     except Unsupported as error:
         raise ModelError(f"{where}: {error}") from None
 
@@ -190,8 +191,13 @@ def why(value: Any, hint: Any) -> str:
 
 
 def fault_of(value: Any, hint: Any) -> str | None:
+    return codec_of(hint).fault(value)
+
+
+@functools.lru_cache(maxsize=256)
+def codec_of(hint: Any) -> Codec:
     values = Values()
-    return Codec(values.hints.type_of(hint), values).fault(value)
+    return Codec(values.hints.type_of(hint), values)
 
 
 def converted(value: Any, hint: Any) -> Any:

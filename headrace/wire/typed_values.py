@@ -117,6 +117,14 @@ class Codec:
         return compile_function(source, lines, name)
 
 
+def codec_for(hint: Any, values: Values) -> Codec:
+    """The codec of a type, made once for these values. Raises `Unsupported`."""
+    found = values.codecs.get(hint)
+    if found is None:
+        found = values.codecs[hint] = Codec(values.hints.type_of(hint), values)
+    return found
+
+
 def remembering(
     seal: Callable[[Any], Any], decode: Callable[[bytes], Any]
 ) -> tuple[Callable[[Any], Any], Callable[[bytes], Any]]:
