@@ -7,6 +7,7 @@ from headrace.errors import Abort, Aborted, ExternalFailed, HeadraceError
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.model.operator import Function, Operator
+from headrace.model.places import Places
 from headrace.runtime.client import Client, Replies, Reply
 from headrace.runtime.inprocess import Runtime
 
@@ -36,6 +37,7 @@ __all__ = [
     "Function",
     "HeadraceError",
     "Operator",
+    "Places",
     "Replies",
     "Reply",
     "Runtime",
