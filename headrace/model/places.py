@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from decimal import Decimal
+from typing import Any
 
 from headrace.errors import ModelError
 
@@ -26,9 +27,11 @@ class Places:
         if not 0 <= self.scale <= self.precision:
             raise ModelError(f"{self}: the scale must be 0 to {self.precision}, the precision")
 
-    def fits(self, value: Decimal) -> bool:
-        """Whether the value has these places without being rounded. Zeros at the end do not count; NaN and infinity
-        never fit."""
+    def accepts(self, value: Any) -> bool:
+        """Whether a Decimal has these places without being rounded. Zeros at the end do not count; NaN and infinity
+        never fit. What is no Decimal, such as None, is for its type to accept."""
+        if type(value) is not Decimal:
+            return True
         _, digits, exponent = value.as_tuple()
         if not isinstance(exponent, int):
             return False

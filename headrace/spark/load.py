@@ -34,8 +34,8 @@ from headrace.config import Config
 from headrace.core.signature import conforms
 from headrace.durability.columns import Columns
 from headrace.durability.identity import identity_of
+from headrace.durability.reading.column_types import TableShape, declared
 from headrace.durability.reading.store_reader import StoreReader
-from headrace.durability.reading.typed import TableShape, declared
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.durability.snapshots.bulk import (
     PARTS_MAX,

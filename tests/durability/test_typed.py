@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from headrace import App
 from headrace.durability.columns import split
-from headrace.durability.reading.scan import non_empty
-from headrace.durability.reading.typed import (
+from headrace.durability.reading.column_types import (
     JSON,
-    ShapeGuess,
+    DeclaredColumns,
     TableShape,
-    arrays,
     declared,
     split_outside_brackets,
-    type_of,
 )
+from headrace.durability.reading.scan import non_empty
+from headrace.durability.reading.shape_guess import ShapeGuess
+from headrace.durability.reading.typed import Misfits, arrays
 from headrace.errors import BadValue
 from headrace.model.fingerprint import fingerprint
 from headrace.wire.values import Values, wrap
@@ -84,7 +84,7 @@ def shape_of(state: Any) -> TableShape:
 
 def table(values: list[Any], shape: TableShape, is_wrapped: bool = False) -> list[dict[str, Any]]:
     sealed = [wrap(VALUES.seal(value), 5) if is_wrapped else VALUES.seal(value) for value in values]
-    columns = arrays(non_empty(split(sealed)), shape, lambda row: f"entity {row}")
+    columns = arrays(non_empty(split(sealed)), shape, Misfits(lambda row: f"entity {row}"))
     names = [column.name for column in shape.columns]
     for column, made in zip(shape.columns, columns, strict=True):
         assert made.type == column.type
@@ -175,7 +175,7 @@ def test_a_record_inside_itself_is_json() -> None:
     [
         (Point("far", 1.0), "x of entity 1: 'far' is not of type int64"),  # type: ignore[arg-type]
         (Point(1 << 63, 1.0), "x of entity 1: "),
-        (7, "the state of entity 1 is 7, which is not a record"),
+        (7, "the state of entity 1: 7 is not a record"),
     ],
 )
 def test_what_does_not_fit_is_named(value: Any, says: str) -> None:
@@ -196,7 +196,7 @@ def test_json_of_anything() -> None:
 def guessed(*batches: list[Any]) -> TableShape | None:
     guess = ShapeGuess("thing")
     for values in batches:
-        guess.add(non_empty(split([VALUES.seal(value) for value in values])))
+        guess.add(non_empty(split([VALUES.seal(value) for value in values])), lambda row: f"entity {row}")
     return guess.shape()
 
 
@@ -246,7 +246,8 @@ def test_types_are_read_as_they_are_written() -> None:
         "None",
         "Literal['a | b']",
     ]
-    assert type_of("dict[str, list[tuple[int, ...]]]", {}) == pa.map_(pa.string(), pa.list_(pa.list_(pa.int64())))
-    assert type_of("int | str", {}) is None
-    assert type_of("frozenset[int]", {}) is None
-    assert type_of("Literal[1, 2]", {}) == pa.int64()
+    type_of = DeclaredColumns({}).of
+    assert type_of("dict[str, list[tuple[int, ...]]]") == pa.map_(pa.string(), pa.list_(pa.list_(pa.int64())))
+    assert type_of("int | str") is None
+    assert type_of("frozenset[int]") is None
+    assert type_of("Literal[1, 2]") == pa.int64()

@@ -77,6 +77,7 @@ class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
     operators: list[str]
     breaks: dict[str, int] = {}
     loads: dict[str, int] = {}
+    key_types: dict[str, list[str]] = {}
 
 
 class ColumnRecord(NamedTuple):
