@@ -28,7 +28,7 @@ BENCHMARKS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "durable": (
         ["ycsb", "--durable", "--repeats", "3", "--seconds", "3"],
-        ["committed_per_s", "ratio"],
+        ["committed_per_s", "non_durable_per_s", "ratio"],
     ),
     "spark": (["ycsb", "--through", "spark", "--seconds", "6"], ["committed_per_s", "ratio"]),
 }

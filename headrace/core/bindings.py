@@ -15,6 +15,7 @@ from headrace.core.signature import never
 from headrace.core.state import State, Table
 from headrace.errors import Poisoned
 from headrace.model.operator import Function
+from headrace.wire.typed_values import Codec
 
 
 class Binding:
@@ -23,6 +24,7 @@ class Binding:
     __slots__ = (
         "befores",
         "body",
+        "codec",
         "context",
         "entry",
         "fits",
@@ -30,16 +32,20 @@ class Binding:
         "name",
         "number",
         "operator",
+        "quick",
         "run",
+        "seal",
         "states",
         "table",
         "written",
     )
 
-    def __init__(self, entry: Entry, table: Table) -> None:
+    def __init__(self, entry: Entry, table: Table, codec: Codec) -> None:
+        """`codec` is that of the operator's states."""
         self.entry, self.name, self.number = entry, entry.name, entry.number
         self.operator, self.fits, self.is_plain = entry.operator, entry.fits, entry.is_plain
-        self.body = entry.body
+        self.body, self.codec = entry.body, codec
+        self.quick, self.seal = entry.result.quick, entry.result.seal  # of results
         self.table, self.states = table, table.states
         self.written, self.befores = table.written, table.befores
         self.context: Any = None  # of the running or the next call
@@ -66,9 +72,13 @@ B = TypeVar("B", bound=Binding)
 class Bindings(Generic[B]):
     """All bindings of an executor: by the number of the entry, and by function as in `Program.functions`."""
 
-    def __init__(self, program: Program, state: State, bind: Callable[[Entry, Table], B]) -> None:
+    def __init__(self, program: Program, state: State, bind: Callable[[Entry, Table, Codec], B]) -> None:
         self.program, self.state, self.version = program, state, state.version
-        self.by_number = [bind(entry, state.tables[entry.operator.name]) for entry in program.entries]
+        tables, codecs = state.tables, program.states
+        names = [entry.operator.name for entry in program.entries]
+        self.by_number = [
+            bind(entry, tables[name], codecs[name]) for entry, name in zip(program.entries, names, strict=True)
+        ]
         self.functions: dict[Function | str, B] = {
             function: self.by_number[entry.number] for function, entry in program.functions.items()
         }

@@ -122,9 +122,12 @@ class SerialContext(Deferring):
     __slots__ = (
         "_binding",
         "_bindings",
+        "_decode",
         "_functions",
         "_program",
         "_queue",
+        "_quick",
+        "_seal_state",
         "_state",
         "_transaction",
         "_values",
@@ -137,6 +140,8 @@ class SerialContext(Deferring):
         self._state: Any = MISSING  # sealed
         self._transaction, self._queue = transaction, transaction.queue
         self._program, self._functions, self._values = bindings.program, bindings.functions, bindings.program.values
+        codec = binding.codec
+        self._quick, self._seal_state, self._decode = codec.quick, codec.seal, codec.decode
 
     @property
     def tid(self) -> int:
@@ -168,11 +173,11 @@ class SerialContext(Deferring):
     def get(self, default: Any = None) -> Any:
         state = self._state
         if type(state) is bytes:
-            return default if state is MISSING else self._values.decode(state)
+            return default if state is MISSING else self._decode(state)
         return state
 
     def put(self, value: Any) -> None:
-        if type(value) is int and value < HIGH and value > LOW:
+        if type(value) is self._quick and value < HIGH and value > LOW:
             self._state = value
         else:
             self._state = self._seal(value)
@@ -251,10 +256,10 @@ class SerialContext(Deferring):
 
     def _seal(self, value: Any) -> Any:
         try:
-            sealed = self._values.seal(value)
+            sealed = self._seal_state(value)
         except TooLarge as error:
             raise self.doomed(error) from None
-        self._count(size_of(sealed))
+        self._count(len(sealed) if type(sealed) is bytes else size_of(sealed))
         return sealed
 
     def _count(self, size: int) -> None:
@@ -373,14 +378,14 @@ class OrderedContext(SerialContext):
         self._read = True
         state = self._state
         if type(state) is bytes:
-            return default if state is MISSING else self._values.decode(state)
+            return default if state is MISSING else self._decode(state)
         return state
 
     def put(self, value: Any) -> None:
         if self._deltas:
             self._read = True  # whether a merge before it failed depends on the state
         self._deltas = None
-        if type(value) is int and value < HIGH and value > LOW:
+        if type(value) is self._quick and value < HIGH and value > LOW:
             self._state = value
         else:
             self._state = self._seal(value)
@@ -397,7 +402,7 @@ class OrderedContext(SerialContext):
             self._read = True  # whether it fails depends on the state
             raise
         if self._deltas is not None and not self._read:
-            self._deltas = (*self._deltas, self._values.seal(delta))
+            self._deltas = (*self._deltas, self._seal_state(delta))
 
 
 def too_many_calls(program: Program) -> LimitReached:

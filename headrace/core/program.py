@@ -4,8 +4,8 @@ Decides whether a call may be made (names, keys, arguments), for calls from outs
 
 Rules:
 1. If all arguments are scalars, they are passed on as they are; otherwise the whole tuple is encoded.
-2. Annotations are enforced, never coerced: an argument fits or the call is refused. Of a record only the class is
-   checked; its fields are its author's responsibility.
+2. Declared types are enforced, never coerced: an argument has its annotated type or the call is refused; a result or
+   a state of another type than the declared one aborts. Records are checked with all their fields.
 
 Never here: state, which transaction calls, or when.
 """
@@ -20,11 +20,12 @@ from headrace.config import Config
 from headrace.core.later.builtin import BUILT_IN
 from headrace.core.placement import shard_of
 from headrace.core.signature import Args as Args
-from headrace.core.signature import Signature, never
+from headrace.core.signature import Signature, declared_codec, never
 from headrace.errors import BadRequest, BadValue, ModelError, UnknownFunction
 from headrace.model.app import App, Schedule
-from headrace.model.operator import Function
+from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Entities
+from headrace.wire.typed_values import Codec
 from headrace.wire.values import Values, check_key, shown, written_us
 
 
@@ -41,6 +42,7 @@ class Program:
             self.values = values_of(app, config)
         except BadValue as error:
             raise ModelError(f"app {app.name}: {error}") from None
+        self.states = {name: state_codec(each, self.values) for name, each in self.operators.items()}
         self.functions: dict[Function | str, Entry] = {}  # Headrace's own functions only by reference
         self.named: dict[str, Entry] = {}  # all of them
         self.entries: list[Entry] = []  # by number, as they are named in messages
@@ -127,6 +129,11 @@ def value_limits(config: Config) -> tuple[int, int]:
     return config.value_bytes_max, config.value_depth_max
 
 
+def state_codec(operator: Operator, values: Values) -> Codec:
+    """The codec of an operator's states."""
+    return declared_codec(Any if operator.state is None else operator.state, values, f"operator {operator.name}: state")
+
+
 def values_of(app: App, config: Config) -> Values:
     return Values(app.records(), bytes_max=config.value_bytes_max, depth_max=config.value_depth_max)
 
@@ -135,7 +142,18 @@ class Entry:
     """One function, ready to run. Its twin, `sealed`, runs arguments that are not all scalars: it takes them encoded as
     one value."""
 
-    __slots__ = ("body", "fits", "function", "is_plain", "name", "number", "operator", "sealed", "signature")
+    __slots__ = (
+        "body",
+        "fits",
+        "function",
+        "is_plain",
+        "name",
+        "number",
+        "operator",
+        "result",
+        "sealed",
+        "signature",
+    )
 
     def __init__(self, function: Function, values: Values, number: int, twin: Entry | None = None) -> None:
         self.function, self.operator, self.number = function, function.operator, number
@@ -144,11 +162,12 @@ class Entry:
         self.fits: Callable[[Args], bool]
         if twin is None:
             self.body, self.signature = function.body, Signature(function, values)
+            self.result = self.signature.result
             is_partitioned = function.operator.partition_by is not None  # its keys are checked one by one
             self.fits = never if is_partitioned else self.signature.compile_fits()
             self.sealed = Entry(function, values, number + 1, twin=self)
         else:
-            self.signature, self.sealed, self.fits = twin.signature, self, never
+            self.signature, self.sealed, self.fits, self.result = twin.signature, self, never, twin.result
             body, decode = function.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
 

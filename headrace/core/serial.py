@@ -40,6 +40,7 @@ from headrace.core.signature import Args
 from headrace.core.state import State, Table
 from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
 from headrace.wire.messages import Failure, Need
+from headrace.wire.typed_values import Codec
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
@@ -72,8 +73,8 @@ class SerialExecutor:
         at = len(epoch.results)
         return epoch.tids[at] if at < len(epoch.tids) else 0
 
-    def _bind(self, entry: Entry, table: Table) -> Binding:
-        binding = Binding(entry, table)
+    def _bind(self, entry: Entry, table: Table, codec: Codec) -> Binding:
+        binding = Binding(entry, table, codec)
         if self.around is not None:
             binding.body = self.around(binding.body)
         return binding
@@ -88,7 +89,8 @@ class SerialExecutor:
         bound = self.bindings.of(epoch.entries[start:stop] if start or stop else epoch.entries)
         for row, failure in epoch.decreed.items():
             if start <= row < start + len(bound):
-                binding = Binding(bound[row - start].entry, bound[row - start].table)
+                aborts = bound[row - start]
+                binding = Binding(aborts.entry, aborts.table, aborts.codec)
                 binding.decree(failure.message)
                 binding.bind(self._context(binding))
                 bound[row - start] = binding
@@ -100,7 +102,7 @@ class SerialExecutor:
 
         The hot loop: it decides what a call costs beyond the function itself. The root and the queued calls run the
         same lines, written twice: a shared method would cost a tenth of the whole."""
-        transaction, results, seal = self.transaction, epoch.results, self.values.seal
+        transaction, results = self.transaction, epoch.results
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
         missing, first = MISSING, NOT_READ
@@ -119,8 +121,8 @@ class SerialExecutor:
                         result = end.value
                     else:
                         before, result = self._drive(context, key, before, result, awaited)
-                if type(result) is not int or result >= HIGH or result <= LOW:
-                    result = seal(result)
+                if type(result) is not binding.quick or result >= HIGH or result <= LOW:
+                    result = binding.seal(result)
                 state = context._state
                 if state is not before:
                     if binding.written is not None:
@@ -223,7 +225,7 @@ class SerialExecutor:
                         return before, answer
                     # A call has ended: its caller continues, with the current state of its own entity.
                     self._store(context, key, before)
-                    answer = self.values.unseal(self.values.seal(answer))  # they share nothing
+                    answer = self.values.unseal(context._binding.seal(answer))  # they share nothing
                     context, key, coroutine = frames.pop()
                     context._state = before = context._binding.states.get(key, MISSING)
         except BaseException:
@@ -330,7 +332,7 @@ class TrackedExecutor(SerialExecutor):
         transaction.epoch = epoch
         key, context = epoch.keys[row], self._context(binding, order.ROOT)
         try:
-            result = self.values.seal((yield from self._run_call(context, key, epoch.args[row])))
+            result = binding.seal((yield from self._run_call(context, key, epoch.args[row])))
             for at, (binding, key, args) in enumerate(transaction.queue):  # grows meanwhile
                 context = self._context(binding, self.paths[at])
                 yield from self._run_call(context, key, args)
@@ -400,7 +402,7 @@ class TrackedExecutor(SerialExecutor):
                     if not frames:
                         return before, answer
                     self._store(context, key, before)
-                    answer = self.values.unseal(self.values.seal(answer))
+                    answer = self.values.unseal(context._binding.seal(answer))
                     context, key, coroutine = frames.pop()
                     context._state = before = context._binding.table.get(key)
         except BaseException:

@@ -16,7 +16,9 @@ import msgspec
 from headrace.errors import BadArguments, BadValue, ModelError, TooLarge
 from headrace.model.app import hints_of
 from headrace.model.operator import Function
-from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values, shown
+from headrace.wire.hints import Hints, Unsupported, name_of
+from headrace.wire.typed_values import Codec, describe
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values
 
 TOGETHER = 4_096  # calls checked at once: if their total is within the limit of one, each is
 
@@ -37,8 +39,11 @@ class Signature:
         self.most = len(named)
         exact = not self.variadic and self.least == self.most
         self.is_scalar = exact and all(hint in (int, str, float, bool) for hint in self.hints)
-        for name, hint in zip(self.names, self.hints, strict=True):
-            check_hint(f"{self.name}: parameter {name!r}", hint)
+        self.codecs = [
+            declared_codec(hint, values, f"{self.name}: parameter {name!r}")
+            for name, hint in zip(self.names, self.hints, strict=True)
+        ]
+        self.result = result_codec(self.name, hints.get("return", Any), values)
 
     def compile_fits(self) -> Callable[[Args], bool]:
         """A fast check for the common case: the right number of arguments, each a small scalar of exactly the annotated
@@ -107,18 +112,18 @@ def fits(args):
         """The arguments as they are logged and passed on; raises if they do not fit."""
         if not self.takes(len(args)):
             raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
-        sealed = []
+        is_scalar = True
         for i, arg in enumerate(args):
-            name, hint = self.names[min(i, len(self.names) - 1)], self.hints[min(i, len(self.names) - 1)]
-            if not conforms(arg, hint):
-                what = f"{shown(arg)} ({type(arg).__name__})"
-                raise BadArguments(f"{self}: {name!r} got {what}{why(arg, hint)}")
+            at = min(i, len(self.names) - 1)
+            trouble = self.codecs[at].fault(arg)
+            if trouble is not None:
+                raise BadArguments(f"{self}: {self.names[at]!r}: {trouble}")
             try:
-                sealed.append(self.values.seal(arg))
+                is_scalar = type(self.values.seal(arg)) is not bytes and is_scalar
             except (BadValue, TooLarge) as error:
-                raise type(error)(f"{self}: {name!r}: {error}") from None
+                raise type(error)(f"{self}: {self.names[at]!r}: {error}") from None
         encoded = self.values.encode(args)  # together they are one value, and limited like one
-        return encoded if any(type(arg) is bytes for arg in sealed) else tuple(sealed)
+        return args if is_scalar else encoded
 
     def takes(self, count: int) -> bool:
         return self.least <= count and (self.variadic or count <= self.most)
@@ -137,7 +142,7 @@ def fits(args):
         return f"{span} argument{'' if span == '1' else 's'}"
 
     def __str__(self) -> str:
-        shown = (f"{n}: {hint_name(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
+        shown = (f"{n}: {name_of(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
         return f"{self.name}({', '.join(shown)})"
 
 
@@ -145,51 +150,27 @@ def never(args: Args) -> bool:
     return False
 
 
-def hint_name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-
-
-def check_hint(where: str, hint: Any) -> None:
+def declared_codec(hint: Any, values: Values, where: str) -> Codec:
     try:
-        msgspec.convert(None, hint)
-    except msgspec.ValidationError:
-        pass
-    except TypeError as error:
-        raise ModelError(
-            f"{where} has the type {hint_name(hint)}, which is not supported for values: {error}"
-        ) from None
+        return Codec(values.hints.type_of(hint), values)
+    except Unsupported as error:
+        raise ModelError(f"{where}: {error}") from None
+
+
+def result_codec(name: str, hint: Any, values: Values) -> Codec:
+    """Of a function's results. Results of Headrace's own functions are not declared."""
+    return declared_codec(hint, values, f"{name}: result")
 
 
 def conforms(value: Any, hint: Any) -> bool:
-    """Does the value have this type as it is? An int passes for a float, as everywhere in Python."""
-    if hint is Any or type(value) is hint:
-        return True
-    try:
-        return agree(msgspec.convert(value, hint, strict=True), value)
-    except Exception:  # a conversion may run the __post_init__ of a user's class
-        return False
-
-
-def agree(converted: Any, value: Any) -> bool:
-    """Did the conversion change nothing, except ints to floats?"""
-    kind = type(value)
-    if converted is value:
-        return True
-    if type(converted) is not kind:
-        return type(converted) is float and kind is int and bool(converted == value)
-    if kind is list or kind is tuple:
-        return len(converted) == len(value) and all(map(agree, converted, value))
-    if kind is dict:
-        return agree(list(converted.items()), list(value.items()))
-    return bool(converted == value) or (kind is float and value != value)
+    """Does the value have this type as it is?"""
+    return Hints().type_of(hint).fault(value) is None
 
 
 def why(value: Any, hint: Any) -> str:
-    try:
-        same = msgspec.convert(value, hint, strict=True)
-    except Exception as error:
-        return f": {error}"
-    return f": it would have to be converted to {shown(same)}"
+    of = Hints().type_of(hint)
+    fault = of.fault(value)
+    return "" if fault is None else f": {describe(fault, of)}"
 
 
 def converted(value: Any, hint: Any) -> Any:

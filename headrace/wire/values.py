@@ -9,6 +9,8 @@ Rules:
    silently.
 4. Two sealed values are the `same` if their bytes are: 1, 1.0 and True differ, a NaN equals itself.
 
+A record of a declared type may have another form, which is faster: see `wire/typed_values.py`.
+
 Never here: state, transactions, sockets, pickle.
 """
 
@@ -25,6 +27,8 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from headrace.errors import BadKey, BadValue, TooLarge
+from headrace.wire.hints import Hints
+from headrace.wire.types import DATETIME_CODE, TEXT_CODES, TUPLE_CODE, DeclaredRecord
 
 # Ints that CPython stores in one digit: two comparisons with these are fast, a chained one is not. They take the
 # fast paths; all others are checked in full.
@@ -34,18 +38,26 @@ INT_MIN, INT_MAX = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
 Key = str | int | bytes
 
 MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
-TUPLE, RECORD, DATETIME = 1, 2, 4
+TUPLE, RECORD, DATETIME = TUPLE_CODE, 2, DATETIME_CODE
+NATIVE = 8  # the head of a record in its native form
 EXPIRING = 7  # around a state with a time to live: see `wrap`
 WRAP_BYTES = 14
 # type -> (extension code, to text, from text)
 TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
-    decimal.Decimal: (3, str, decimal.Decimal),
-    datetime.date: (5, datetime.date.isoformat, datetime.date.fromisoformat),
-    uuid.UUID: (6, str, uuid.UUID),
+    decimal.Decimal: (TEXT_CODES[decimal.Decimal], str, decimal.Decimal),
+    datetime.date: (TEXT_CODES[datetime.date], datetime.date.isoformat, datetime.date.fromisoformat),
+    uuid.UUID: (TEXT_CODES[uuid.UUID], str, uuid.UUID),
 }
 FROM_TEXT = {code: parse for code, _, parse in TEXTUAL.values()}
 
+# Of msgpack's extensions, by the first byte: where the code stands, and the size of those that do not say it.
+EXTENSION_CODE_AT = {b"\xc7": 2, b"\xc8": 3, b"\xc9": 5} | {bytes((0xD4 + n,)): 1 for n in range(5)}
+FIXED_EXTENSIONS = {bytes((0xD4 + n,)): 1 << n for n in range(5)}
+NATIVE_CODE = bytes((NATIVE,))
+
 KEPT = frozenset((bool, float, type(None)))  # scalars of bounded size: nothing to check
+# What msgspec, and the constructors of values, raise if something cannot be encoded or decoded.
+FAILURES = (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
 
 
 encode_scalar = msgspec.msgpack.Encoder().encode
@@ -66,9 +78,20 @@ def same(one: Any, other: Any) -> bool:
 class RecordType(NamedTuple):
     """How one dataclass or struct is encoded and rebuilt."""
 
+    cls: type
     name: str
     fields: tuple[str, ...]
     build: Callable[[dict[str, Any]], Any]
+
+
+class NativeForm:
+    """How msgspec writes and reads one record."""
+
+    def __init__(self, record: DeclaredRecord) -> None:
+        self.cls, self.name = record.cls, record_name(record.cls)
+        self.head = native_head(self.name, record.lift())
+        self.encode = msgspec.msgpack.Encoder().encode
+        self.decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(record.cls).decode
 
 
 class Values:
@@ -78,6 +101,8 @@ class Values:
         self.bytes_max, self.depth_max = bytes_max, depth_max
         self.records: dict[type, RecordType] = {cls: record_of(cls) for cls in records}
         self.by_name: dict[str, RecordType] = {record.name: record for record in self.records.values()}
+        self.hints = Hints()
+        self._natives: dict[str, NativeForm] = {}
         self._encode = self.encode_plain = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ext_hook=self._from_ext).decode
 
@@ -100,7 +125,13 @@ class Values:
     def unseal(self, sealed: Any) -> Any:
         if type(sealed) is not bytes:
             return sealed
-        return self._decode(memoryview(sealed)[WRAP_BYTES:]) if is_wrapped(sealed) else self.decode(sealed)
+        return self.decode(sealed[WRAP_BYTES:] if is_wrapped(sealed) else sealed)
+
+    def native_form(self, record: DeclaredRecord) -> NativeForm:
+        name = record_name(record.cls)
+        if name not in self._natives:
+            self._natives[name] = NativeForm(record)
+        return self._natives[name]
 
     def _check_unicode(self, value: str) -> None:
         try:
@@ -124,9 +155,23 @@ class Values:
         if len(data) > self.bytes_max:
             raise TooLarge(f"{len(data)} bytes are over the limit of {self.bytes_max}")
         try:
+            if is_native(data):
+                return self._from_native(*native_parts(data))
             return self._decode(data)
-        except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        except FAILURES as error:
             raise BadValue(f"not an encoded value: {error}") from None
+
+    def _from_native(self, name: str, lift: Any, fields: bytes) -> Any:
+        form = self._natives.get(name)
+        if form is None:
+            record = self.by_name.get(name)
+            if record is None:
+                raise ValueError(f"{name} is not a dataclass or struct of this app")
+            of = self.hints.type_of(record.cls)
+            if not isinstance(of, DeclaredRecord) or not of.is_native:  # it was, in an older version of the app
+                return record.build(lifted(lift, msgspec.msgpack.decode(fields)))
+            form = self.native_form(of)
+        return form.decode(fields)
 
     def _lower(self, value: Any, depth: int, room: list[int]) -> Any:
         """The same value in msgpack's own types and extension types. `room` is what is left of the limit: a value that
@@ -226,8 +271,12 @@ def as_json(sealed: Any) -> bytes:
 def opened(sealed: bytes) -> Any:
     """Like `plain`, but bytes are still bytes; a JSON encoder turns them into base64 strings."""
     try:
-        return _open(memoryview(sealed)[WRAP_BYTES:] if is_wrapped(sealed) else sealed)
-    except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+        data = sealed[WRAP_BYTES:] if is_wrapped(sealed) else sealed
+        if not is_native(data):
+            return _open(data)
+        _, lift, fields = native_parts(data)
+        return in_iso(_open(fields)) if mentions(lift, DATETIME) else _open(fields)
+    except FAILURES as error:
         raise BadValue(f"not an encoded value: {error}") from None
 
 
@@ -246,6 +295,65 @@ def _open_ext(code: int, data: memoryview) -> Any:
 
 _open = msgspec.msgpack.Decoder(ext_hook=_open_ext).decode
 _to_json = msgspec.json.Encoder().encode
+
+
+def native_head(name: str, lift: Any) -> bytes:
+    """The head of a record in its native form: an extension type with its name and how its fields are lifted."""
+    return msgspec.msgpack.encode(Ext(NATIVE, msgspec.msgpack.encode([name, lift])))
+
+
+def is_native(sealed: bytes) -> bool:
+    kind = sealed[:1]
+    at = EXTENSION_CODE_AT.get(kind)
+    return at is not None and sealed[at : at + 1] == NATIVE_CODE
+
+
+def native_parts(sealed: bytes) -> tuple[str, Any, bytes]:
+    """The name of a record in its native form, how its fields are lifted, and the fields, encoded."""
+    start = EXTENSION_CODE_AT[sealed[:1]] + 1
+    size = FIXED_EXTENSIONS.get(sealed[:1]) or int.from_bytes(sealed[1 : start - 1], "big")
+    name, lift = msgspec.msgpack.decode(sealed[start : start + size])
+    return name, lift, sealed[start + size :]
+
+
+def lifted(lift: Any, value: Any, record: Callable[[dict[str, Any]], Any] = dict) -> Any:
+    """A value that was decoded without its type, with the types that `lift` notes; `record` makes one of its fields."""
+    if lift is None or value is None:
+        return value
+    if type(lift) is int:
+        return FROM_TEXT[lift](value) if lift in FROM_TEXT and type(value) is str else lifted_datetime(lift, value)
+    if type(lift) is dict:
+        if type(value) is not dict:
+            return value
+        return record({name: lifted(lift.get(name), item, record) for name, item in value.items()})
+    form, inner = lift
+    if form == "dict" and type(value) is dict:
+        return {key: lifted(inner, item, record) for key, item in value.items()}
+    if type(value) is not list:
+        return value
+    if form == "items":
+        return tuple(lifted(each, item, record) for each, item in zip(inner, value, strict=True))
+    items = [lifted(inner, item, record) for item in value]
+    return tuple(items) if form == "tuple" else items
+
+
+def mentions(lift: Any, code: int) -> bool:
+    parts = lift.values() if type(lift) is dict else lift if type(lift) is list else ()
+    return lift == code or any(mentions(part, code) for part in parts)
+
+
+def in_iso(value: Any) -> Any:
+    """The same with datetimes as texts."""
+    if type(value) is dict:
+        return {key: in_iso(item) for key, item in value.items()}
+    if type(value) is list:
+        return [in_iso(item) for item in value]
+    return value.isoformat() if type(value) is datetime.datetime else value
+
+
+def lifted_datetime(lift: int, value: Any) -> Any:
+    is_text = lift == DATETIME and type(value) is str
+    return datetime.datetime.fromisoformat(value) if is_text else value
 
 
 def wrap(sealed: Any, written_us: int) -> bytes:
@@ -344,12 +452,17 @@ def check_key(key: Any, bytes_max: int) -> None:
         raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
 
 
+def record_name(cls: type) -> str:
+    """Without the module: an app is the same whether it is run or imported."""
+    return cls.__qualname__
+
+
 def record_of(cls: type) -> RecordType:
-    name = cls.__qualname__  # without the module: an app is the same whether it is run or imported
+    name = record_name(cls)
     if issubclass(cls, msgspec.Struct):
         if hasattr(cls, "__post_init__"):
             raise BadValue(f"the struct {name} has a __post_init__, which would run again each time: use a dataclass")
-        return RecordType(name, cls.__struct_fields__, lambda fields: cls(**fields))
+        return RecordType(cls, name, cls.__struct_fields__, lambda fields: cls(**fields))
     if not dataclasses.is_dataclass(cls):
         raise BadValue(f"{name} is neither a dataclass nor a msgspec struct")
     names = tuple(field.name for field in dataclasses.fields(cls))
@@ -361,4 +474,4 @@ def record_of(cls: type) -> RecordType:
             object.__setattr__(made, field, fields[field])
         return made
 
-    return RecordType(name, names, build)
+    return RecordType(cls, name, names, build)

@@ -47,6 +47,7 @@ from headrace.core.placement import ShardMap
 from headrace.core.program import Entry, Program
 from headrace.core.state import State, Table
 from headrace.wire.messages import AnsweredAll
+from headrace.wire.typed_values import Codec
 from headrace.wire.values import HIGH, LOW, MISSING, Key
 
 
@@ -73,15 +74,15 @@ class OrderedExecutor(Repair):
         for binding in self.bindings.by_number:
             binding.owners = shards.cache_of(binding.operator)
 
-    def _bind(self, entry: Entry, table: Table) -> OrderedBinding:
-        binding = OrderedBinding(entry, table, self.chains[entry.operator.name])
+    def _bind(self, entry: Entry, table: Table, codec: Codec) -> OrderedBinding:
+        binding = OrderedBinding(entry, table, codec, self.chains[entry.operator.name])
         if entry.sealed is not entry:
             binding.lessons = Lessons(self.program.config.predict_after_runs)
         return binding
 
     def decreed(self, binding: OrderedBinding, why: str) -> OrderedBinding:
         """The binding for a transaction that aborts by decree."""
-        fails = OrderedBinding(binding.entry, binding.table, binding.chains)
+        fails = OrderedBinding(binding.entry, binding.table, binding.codec, binding.chains)
         fails.owners = binding.owners
         fails.decree(why)
         fails.bind(self._context(fails))
@@ -214,9 +215,9 @@ class OrderedExecutor(Repair):
                     is_waiting, result = True, NOT_YET
                 except StopIteration as returned:
                     result = returned.value
-            is_small = type(result) is int and result < HIGH and result > LOW
+            is_small = type(result) is binding.quick and result < HIGH and result > LOW
             if not is_small and not is_waiting and (caller is not None or place[0] == 1):  # it is used
-                result = self.values.seal(result) if place is order.ROOT else self._for_caller(result)
+                result = binding.seal(result) if place is order.ROOT else self._for_caller(binding, result)
         except BaseException as error:
             call = new_call(at, binding, key, args)
             self._register(part, call)

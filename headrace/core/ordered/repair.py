@@ -134,7 +134,7 @@ class Repair(Exchange):
                 if state is MISSING:
                     state = delta
                 else:
-                    state = values.seal(combine(values.unseal(state), values.unseal(delta)))
+                    state = call.binding.codec.seal(combine(values.unseal(state), values.unseal(delta)))
                     self._count_bytes(part, call.order[0], size_of(state))
         finally:
             self.running = 0
@@ -223,12 +223,12 @@ class Repair(Exchange):
     def _sealed(self, call: Call, result: Any) -> Any:
         """Seal a result; those of one-way calls are discarded."""
         if call.caller is None:
-            return self.values.seal(result) if call.order[1] == order.ROOT else None
-        return self._for_caller(result)
+            return call.binding.seal(result) if call.order[1] == order.ROOT else None
+        return self._for_caller(call.binding, result)
 
-    def _for_caller(self, result: Any) -> Any:
+    def _for_caller(self, binding: OrderedBinding, result: Any) -> Any:
         """Seal a result for another call. If it cannot be decoded again, this call fails."""
-        sealed = self.values.seal(result)
+        sealed = binding.seal(result)
         if type(sealed) is bytes:
             self.values.decode(sealed)
         return sealed
@@ -257,7 +257,7 @@ class Repair(Exchange):
                 self._check_await(call, context, awaited)
             except StopIteration as stop:
                 result = stop.value
-                if type(result) is not int or result >= HIGH or result <= LOW:
+                if type(result) is not call.binding.quick or result >= HIGH or result <= LOW:
                     try:
                         result = self._sealed(call, result)
                     except BaseException as error:

@@ -53,8 +53,8 @@ def of_int(value: Any, type: pa.DataType) -> Any:
 
 
 def holds(type: pa.DataType, value: int) -> bool:
-    bits = type.bit_width - (0 if pa.types.is_unsigned_integer(type) else 1)
-    return -(1 << bits if pa.types.is_signed_integer(type) else 0) <= value < 1 << bits
+    bits: int = type.bit_width - 1
+    return -(1 << bits) <= value < 1 << bits
 
 
 def of_float(value: Any, type: pa.DataType) -> Any:

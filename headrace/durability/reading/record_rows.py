@@ -32,9 +32,7 @@ from headrace.durability.columns import offsets_and_data
 from headrace.durability.migration import LooseValues
 from headrace.durability.reading.column_types import Column
 from headrace.durability.reading.fitting import DoesNotFit, fit, json_of, nested_types
-from headrace.wire.values import RECORD, WRAP_BYTES, is_wrapped
-
-NATIVE = 8
+from headrace.wire.values import NATIVE, RECORD, WRAP_BYTES, is_native, is_wrapped, lifted, native_parts
 
 END = 1 << 31  # behind the last byte of any cell
 NATIVE_HEAD_BYTES_MAX = 4 + (1 << 16)
@@ -61,6 +59,9 @@ class RecordValues(LooseValues):
     def _from_ext(self, code: int, data: memoryview) -> Any:
         found = super()._from_ext(code, data)
         return LooseRecord(found) if code == RECORD else found
+
+    def _from_native(self, name: str, lift: Any, fields: bytes) -> Any:
+        return LooseRecord(lifted(lift, msgspec.msgpack.decode(fields)))
 
 
 RECORD_VALUES = RecordValues()
@@ -99,13 +100,10 @@ def to_array(values: list[Any], column: Column, head: bytes | None) -> pa.Array:
 
 def native_head(cell: bytes) -> bytes | None:
     """The head of a record in the native form."""
-    size = int(EXTENSION_HEAD_BYTES[cell[0]]) if cell else 0
-    if cell[:1] not in (b"\xc7", b"\xc8") or cell[size - 1] != NATIVE:
-        return None
-    return cell[: size + int.from_bytes(cell[1 : size - 1], "big")]
+    return cell[: len(cell) - len(native_parts(cell)[2])] if is_native(cell) else None
 
 
-def is_native(cells: pa.Array) -> Any:
+def native_cells(cells: pa.Array) -> Any:
     """For each cell, in NumPy, whether it is of the type and form of the first native one."""
     offsets, data = offsets_and_data(cells)
     starts = offsets[:-1][offsets[1:] - offsets[:-1] > EXTENSION_HEAD_BYTES.max()]

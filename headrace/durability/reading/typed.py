@@ -19,7 +19,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from headrace.durability.columns import Columns, join
 from headrace.durability.reading.column_types import Column, TableShape
 from headrace.durability.reading.fitting import DoesNotFit, fit, json_of
-from headrace.durability.reading.record_rows import RECORD_VALUES, columns_at_once, is_native, unwrapped
+from headrace.durability.reading.record_rows import RECORD_VALUES, columns_at_once, native_cells, unwrapped
 from headrace.errors import BadValue
 from headrace.wire.values import as_json, shown
 
@@ -98,7 +98,7 @@ def fields_of(states: Columns, columns: Sequence[Column], misfits: Misfits) -> l
     made = columns_at_once(cells, columns)
     if made is not None:
         return made
-    native = is_native(cells)
+    native = native_cells(cells)
     if native.all() or not native.any():
         return fields_one_by_one({"packed": cells}, columns, misfits)
     parts = [np.flatnonzero(native), np.flatnonzero(~native)]

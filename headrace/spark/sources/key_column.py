@@ -73,14 +73,18 @@ def key_column(keys: list[Any], type: pa.DataType, whose: str) -> pa.Array:
     """The same for a list, in which a key may be None."""
     if pa.types.is_string(type):
         return pa.array([None if key is None else text_of(key) for key in keys], type)
-    wanted = bytes if pa.types.is_binary(type) else int
+    fits = is_bytes if pa.types.is_binary(type) else is_long
     for key in keys:
-        if key is not None and (not isinstance(key, wanted) or (wanted is int and not is_long(key))):
+        if key is not None and not fits(key):
             raise StreamError(
                 f'{whose} has the key {shown(key)}, but the column is {type}: take .option("keyType", "string")'
             )
     return pa.array(keys, type)
 
 
-def is_long(key: int) -> bool:
-    return -(1 << 63) <= key < 1 << 63
+def is_bytes(key: Any) -> bool:
+    return isinstance(key, bytes)
+
+
+def is_long(key: Any) -> bool:
+    return isinstance(key, int) and -(1 << 63) <= key < 1 << 63

@@ -1,0 +1,161 @@
+"""Codecs: seal and unseal the values of one declared type, and refuse all others.
+
+A record is sealed in one of two forms, and both can be read without its class:
+
+- The *native form*, if the value is exactly of its type and msgspec loses nothing of it: a head, which is an extension
+  type with the record's name and a note of which texts and lists stand for other types, and then the map of the fields
+  that msgspec writes. Writing and reading it is one call of msgspec.
+- The form of `Values.encode` for all others, such as a record with an int in a float field.
+
+Which form a value has depends on the value alone, so equal values have equal bytes.
+
+Rules:
+1. The check is part of sealing: there is no way to seal a value of a declared type without it.
+2. A value that does not have the type is refused: the message names the part, the type wanted and what was found.
+
+Never here: which operator or function has a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headrace.errors import BadValue
+from headrace.wire.types import (
+    ABSENT,
+    DeclaredRecord,
+    DeclaredType,
+    DictType,
+    Fault,
+    ListType,
+    ScalarType,
+    UnionType,
+    compile_check,
+)
+from headrace.wire.values import FAILURES, NativeForm, Values, shown
+
+
+class Nothing:
+    """The type of no value."""
+
+
+class Codec:
+    """Of one declared type. `quick` is int if every small int is a value of the type and sealed as it is: a hot loop
+    may use it instead of calling `seal`."""
+
+    def __init__(self, of: DeclaredType, values: Values) -> None:
+        self.type, self.values = of, values
+        self.exactly = compile_check(of, values.bytes_max)
+        self.quick: Any = int if of.takes_int else Nothing
+        record = record_in(of)
+        self.native: NativeForm | None = None
+        if record is not None and record.is_native and fits_depth(record, values):
+            self.native = values.native_form(record)
+        self.seal: Callable[[Any], Any] = self._seal_checked
+        self.decode: Callable[[bytes], Any] = values.decode
+        if self.native is not None:
+            self.seal, self.decode = self._natively(self.native)
+            if of.is_immutable:
+                self.seal, self.decode = remembering(self.seal, self.decode)
+        elif is_plain(of) and fits_depth(of, values):
+            self.seal = self._seal_plain
+
+    def fault(self, value: Any) -> str | None:
+        """What is wrong with the value, if it does not have the type."""
+        found = None if self.exactly(value) else self.type.fault(value)
+        return None if found is None else describe(found, self.type)
+
+    def check(self, value: Any) -> None:
+        """Raises BadValue."""
+        trouble = self.fault(value)
+        if trouble is not None:
+            raise BadValue(trouble)
+
+    def _seal_checked(self, value: Any) -> Any:
+        if not self.exactly(value):
+            found = self.type.fault(value)
+            if found is not None:
+                raise BadValue(describe(found, self.type))
+        return self.values.seal(value)
+
+    def _seal_plain(self, value: Any) -> Any:
+        """Lists and dicts of scalars: msgspec writes them as `Values.encode` does."""
+        if self.exactly(value):
+            try:
+                data = self.values.encode_plain(value)
+            except FAILURES:
+                return self._seal_checked(value)
+            if len(data) <= self.values.bytes_max:
+                return data
+        return self._seal_checked(value)
+
+    def _natively(self, form: NativeForm) -> tuple[Callable[[Any], Any], Callable[[bytes], Any]]:
+        exactly, slowly, generally = self.exactly, self._seal_checked, self.values.decode
+        bytes_max = self.values.bytes_max
+        cls, head, size, encode, typed = form.cls, form.head, len(form.head), form.encode, form.decode
+
+        def seal(value: Any) -> Any:
+            if type(value) is cls and exactly(value):
+                try:
+                    data = head + encode(value)
+                except FAILURES:
+                    return slowly(value)
+                if len(data) <= bytes_max:
+                    return data
+            return slowly(value)
+
+        def decode(sealed: bytes) -> Any:
+            if sealed.startswith(head):
+                try:
+                    return typed(sealed[size:])
+                except FAILURES as error:
+                    raise BadValue(f"not a {form.name}: {error}") from None
+            return generally(sealed)
+
+        return seal, decode
+
+
+def remembering(
+    seal: Callable[[Any], Any], decode: Callable[[bytes], Any]
+) -> tuple[Callable[[Any], Any], Callable[[bytes], Any]]:
+    """The same for values that cannot change: if the one decoded last is put back, it is not encoded again."""
+    last: tuple[Any, bytes] = (Nothing, b"")
+
+    def seal_again(value: Any) -> Any:
+        known, sealed = last
+        return sealed if value is known else seal(value)
+
+    def decode_and_remember(sealed: bytes) -> Any:
+        nonlocal last
+        value = decode(sealed)
+        last = (value, sealed)
+        return value
+
+    return seal_again, decode_and_remember
+
+
+def describe(fault: Fault, of: DeclaredType) -> str:
+    if fault.found is ABSENT:
+        return f"{of.text}{fault.path} is missing, wanted {fault.wanted}"
+    found = f"{shown(fault.found)} ({type(fault.found).__name__})"
+    where = f"{of.text}{fault.path}: " if fault.path else ""
+    return f"{where}wanted {fault.wanted}, found {found}"
+
+
+def record_in(of: DeclaredType) -> DeclaredRecord | None:
+    """The record that values of the type are, if there is one: of `Account | None` it is Account."""
+    members = of.members if isinstance(of, UnionType) else [of]
+    records = [each for each in members if isinstance(each, DeclaredRecord)]
+    return records[0] if len(records) == 1 else None
+
+
+def is_plain(of: DeclaredType) -> bool:
+    """Whether msgspec writes its values as `Values.encode` does: lists and dicts of scalars."""
+    if isinstance(of, ListType):
+        return of.kind is list and (isinstance(of.item, ScalarType) or is_plain(of.item))
+    return isinstance(of, DictType) and (isinstance(of.item, ScalarType) or is_plain(of.item))
+
+
+def fits_depth(of: DeclaredType, values: Values) -> bool:
+    return of.depth is not None and of.depth <= values.depth_max
