@@ -37,6 +37,9 @@ GENERIC = re.compile(r"(\w+)\[(.*)\]\Z", re.DOTALL)
 PLACES = re.compile(r"Places\((\d+), (\d+)\)")
 WITHOUT_ZONE = re.compile(r"\bMeta\([^()]*\btz=False\b")
 
+LISTS = ("list", "Sequence", "MutableSequence", "Collection", "Iterable")
+DICTS = ("dict", "Mapping", "MutableMapping")
+
 Records = Mapping[str, Sequence[tuple[str, str]]]  # record -> its fields and their types
 
 
@@ -128,11 +131,11 @@ class DeclaredColumns:
         types = [self.of(each, inside) for each in given if each != "..."]
         if any(type is None for type in types):
             return None
-        if origin == "list" or (origin == "tuple" and given[-1] == "..."):
+        if origin in LISTS or (origin == "tuple" and given[-1] == "..."):
             return pa.list_(types[0])
         if origin == "tuple":
             return pa.struct([(f"_{at}", type) for at, type in enumerate(types, 1)])
-        return pa.map_(*types) if origin == "dict" and len(types) == 2 else None
+        return pa.map_(*types) if origin in DICTS and len(types) == 2 else None
 
 
 def decimal_type(places: Places) -> pa.DataType:

@@ -32,6 +32,7 @@ from headrace.durability.columns import offsets_and_data
 from headrace.durability.migration import LooseValues
 from headrace.durability.reading.column_types import Column
 from headrace.durability.reading.fitting import DoesNotFit, fit, json_of, nested_types
+from headrace.durability.reading.number_records import number_columns
 from headrace.wire.values import NATIVE, RECORD, WRAP_BYTES, is_native, is_wrapped, lifted, native_parts
 
 END = 1 << 31  # behind the last byte of any cell
@@ -76,6 +77,8 @@ def columns_at_once(cells: pa.Array, columns: Sequence[Column]) -> list[pa.Array
     """The columns of these records, which have no nulls. None if they have to be looked at one by one."""
     first = cells[0].as_py()
     head = native_head(first)
+    if head is not None and (numbers := number_columns(cells, head, columns)) is not None:
+        return numbers
     rows = tagged_rows(cells, columns) if head is None else native_rows(cells, head, columns)
     if rows is None:
         return None
@@ -152,7 +155,7 @@ def hint_of(type: pa.DataType) -> Any:
         return dict[hint_of(type.key_type), hint_of(type.item_type) | None]  # type: ignore[misc]
     if is_tuple(type):
         return tuple[*(hint_of(field.type) | None for field in type)]  # type: ignore[misc]
-    return TypedDict("Fields", {field.name: hint_of(field.type) | None for field in type}, total=False)  # type: ignore[misc,operator]
+    return TypedDict("Fields", {field.name: hint_of(field.type) | None for field in type}, total=False)  # type: ignore[operator]
 
 
 def is_tuple(type: pa.DataType) -> bool:
