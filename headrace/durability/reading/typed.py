@@ -15,14 +15,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from headrace.durability.columns import Columns, join
+from headrace.durability.columns import KINDS, Columns, join, packed
 from headrace.durability.reading.column_types import Column, TableShape
 from headrace.durability.reading.fitting import DoesNotFit, fit, json_of
 from headrace.durability.reading.record_rows import RECORD_VALUES, columns_at_once, native_cells, unwrapped
 from headrace.errors import BadValue
 from headrace.wire.values import as_json, shown
 
+NOTHING = pa.scalar(packed(None), KINDS["packed"])
 AS_JSON = 'option("as", "json") gives each state as one JSON text'
 ADVICE = f'{AS_JSON}, option("badRows", "null") leaves such rows empty'
 
@@ -60,6 +62,20 @@ def arrays(states: Columns, shape: TableShape, misfits: Misfits) -> list[pa.Arra
     else:
         made = [whole_of(states, shape.columns[0], misfits)]
     return [misfits.nulled(each) for each in made]
+
+
+def one_array(states: Columns, shape: TableShape, misfits: Misfits) -> pa.Array:
+    """The same as a single column: a record is a struct, and None, or a misfit, is null."""
+    made = arrays(states, shape, misfits)
+    if not shape.is_record:
+        return made[0].cast(shape.whole)
+    is_null = np.zeros(len(next(iter(states.values()))), np.bool_)
+    is_null[sorted(misfits.rows)] = True
+    cells = states.get("packed")
+    if cells is not None:
+        is_null |= pc.equal(cells, NOTHING).fill_null(False).to_numpy(zero_copy_only=False)
+    made = [each.cast(field.type) for each, field in zip(made, shape.whole, strict=True)]
+    return pa.StructArray.from_arrays(made, fields=list(shape.whole), mask=pa.array(is_null))
 
 
 def whole_of(states: Columns, column: Column, misfits: Misfits) -> pa.Array:

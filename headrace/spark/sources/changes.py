@@ -20,23 +20,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
-from headrace.durability.columns import KINDS, Columns
+from headrace.durability.columns import Columns
 from headrace.durability.columns import join as cells_of
 from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
 from headrace.durability.log.changelog import DELETE, INSERT, KEY_TYPE_NAMES, Changelog, EpochChanges, spread_array
 from headrace.durability.log.log import read_log
 from headrace.durability.reading.column_types import TableShape, declared
 from headrace.durability.reading.store_reader import StoreReader
-from headrace.durability.reading.typed import Misfits, arrays
+from headrace.durability.reading.typed import Misfits, one_array
 from headrace.durability.store import Store
 from headrace.errors import BadValue, StreamError
-from headrace.spark.sources.epoch_streams import Epochs, EpochSource, EpochStream, EpochTable
-from headrace.spark.sources.key_column import asked_key_type, common_type, key_type_of_store, keys_as
+from headrace.spark.sources.epoch_streams import Epochs, EpochSource
+from headrace.spark.sources.key_column import common_type, key_type_of_store, keys_as
 from headrace.spark.sources.options import bad_rows_are_null, one_of, plain_places
-from headrace.spark.sources.replies import ResultTexts, size_of
+from headrace.spark.sources.replies import ResultTexts, columns_of, size_of
 from headrace.wire.values import shown
 
 KIND_NAMES = pa.array(["update", "insert", "delete"])  # by their number in a record
@@ -69,7 +67,6 @@ class ChangesLog(Epochs):
         super().__init__(options)
         self.operator = options.get("operator")
         self.is_typed = one_of(options, "as", ("json", "columns")) == "columns"
-        self.key_type = asked_key_type(options)
         self.plain, self.nulls_bad_rows = plain_places(options), bad_rows_are_null(options)
         self.shape: TableShape | None = None  # None: as JSON
         if self.is_typed and self.operator is None:
@@ -209,22 +206,6 @@ class ChangesSource(EpochSource):
     def name(cls) -> str:
         return "headrace.changes"
 
-    def schema(self) -> StructType:  # type: ignore[override]
-        return from_arrow_schema(self._looked().schema)
-
-    def reader(self, schema: StructType) -> EpochTable:
-        return EpochTable(self._looked())
-
-    def streamReader(self, schema: StructType) -> EpochStream:
-        made = super().streamReader(schema)
-        made.epochs = self._looked()
-        return made
-
-    def _looked(self) -> ChangesLog:
-        logged = ChangesLog(self.options)
-        logged.look(logged.open())
-        return logged
-
 
 class ChangeRows:
     """Rows of epochs that are collected for one record batch."""
@@ -307,26 +288,15 @@ class Typed:
             self._parts.append(pa.nulls(len(is_there), self.type))
             return
         where = np.flatnonzero(is_there)
+        misfits = Misfits(lambda row: named(int(where[row])), self.nulls_bad_rows)
         try:
-            misfits = Misfits(lambda row: named(int(where[row])), self.nulls_bad_rows)
-            made = arrays(columns_of(states), self.shape, misfits)
+            whole = one_array(columns_of(states), self.shape, misfits)
         except BadValue as error:
             raise StreamError(str(error)) from None
-        if self.shape.is_record:
-            whole = misfits.nulled(pa.StructArray.from_arrays(made, fields=list(self.type)))
-        else:
-            (whole,) = made
-        self._parts.append(spread_array(whole.cast(self.type), is_there))
+        self._parts.append(spread_array(whole, is_there))
 
     def array(self) -> pa.Array:
         return pa.concat_arrays(self._parts)
-
-
-def columns_of(column: pa.Array) -> Columns:
-    """The columns by kind, as they were split."""
-    if pa.types.is_struct(column.type):
-        return dict(zip([field.name for field in column.type], column.flatten(), strict=True))
-    return {next(kind for kind, type in KINDS.items() if type == column.type): column}
 
 
 def key_types(kinds: Columns) -> pa.Array:
