@@ -262,6 +262,10 @@ class EngineInThread:
         self._admission = Admission(self._engine.program)
         self.tables = {name: table.states for name, table in self._engine.state.tables.items()}
 
+    def states(self, operator: str) -> dict[Any, Any]:
+        unseal = self._engine.program.values.unseal
+        return {key: unseal(state) for key, state in self.tables[operator].items()}
+
     def map(self, request_id: str, function: Function, keys: list[Any], args: list[tuple[Any, ...]]) -> Answers:
         batch = self._admission.admit_columns(FromClient(request_id), function, keys, args)
         (answer,) = self._engine.step(time.time_ns() // 1_000, Submit([(None, batch)]))

@@ -33,14 +33,26 @@ def bench_ycsb(
     through: Annotated[
         str | None, typer.Option(help="'spark': send the calls as a stream, and read the replies as a stream.")
     ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="int, struct, dataclass, decimal or wide: that kind of state against ints.")
+    ] = None,
     where: Where = None,
     as_json: Json = False,
     save: Save = None,
 ) -> None:
     """YCSB-T: transfers between accounts. One worker against a bare loop over a dict with undo; several against one;
-    with a log against memory; as a stream of Spark against a loop in foreachBatch."""
+    with a log against memory; as a stream of Spark against a loop in foreachBatch; other states against ints."""
     from headrace.bench import harness, ycsb
 
+    if state is not None:
+        from headrace.bench import typed_states
+
+        if state not in typed_states.SHAPES or through is not None or changes:
+            raise typer.BadParameter(f"--state takes one of {', '.join(typed_states.SHAPES)}, without --through")
+        with harness.progress(f"YCSB-T, {state}", total=transactions * repeats) as advance:
+            result = typed_states.compare(state, workers, durable, keys, zipf, transactions, repeats, where, advance)
+        finish(result, typed_states.summary(result), as_json, save)
+        return
     if through is not None:
         from headrace.bench import through as streamed
 

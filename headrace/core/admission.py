@@ -47,8 +47,7 @@ class Admission:
         """One function for many keys: checked in columns; one by one only if a check fails."""
         try:
             entry = self._find(function)
-            is_plain = entry.operator.partition_by is None
-            if is_plain and keys and self.program.check_keys(keys) and entry.signature.fits_all(args):
+            if keys and self.program.check_keys(keys, entry) and entry.signature.fits_all(args):
                 return Batch(origin, [entry] * len(keys), keys, args)
         except UnknownFunction:
             pass

@@ -15,7 +15,6 @@ from headrace.core.signature import never
 from headrace.core.state import State, Table
 from headrace.errors import Poisoned
 from headrace.model.operator import Function
-from headrace.wire.typed_values import Codec
 
 
 class Binding:
@@ -32,6 +31,7 @@ class Binding:
         "name",
         "number",
         "operator",
+        "placed",
         "quick",
         "run",
         "seal",
@@ -40,11 +40,11 @@ class Binding:
         "written",
     )
 
-    def __init__(self, entry: Entry, table: Table, codec: Codec) -> None:
-        """`codec` is that of the operator's states."""
+    def __init__(self, entry: Entry, table: Table, program: Program) -> None:
         self.entry, self.name, self.number = entry, entry.name, entry.number
         self.operator, self.fits, self.is_plain = entry.operator, entry.fits, entry.is_plain
-        self.body, self.codec = entry.body, codec
+        self.body, self.codec = entry.body, program.states[entry.operator.name]
+        self.placed = program.placed.get(entry.operator.name)  # if it is not None, other keys are checked first
         self.quick, self.seal = entry.result.quick, entry.result.seal  # of results
         self.table, self.states = table, table.states
         self.written, self.befores = table.written, table.befores
@@ -72,13 +72,9 @@ B = TypeVar("B", bound=Binding)
 class Bindings(Generic[B]):
     """All bindings of an executor: by the number of the entry, and by function as in `Program.functions`."""
 
-    def __init__(self, program: Program, state: State, bind: Callable[[Entry, Table, Codec], B]) -> None:
+    def __init__(self, program: Program, state: State, bind: Callable[[Entry, Table], B]) -> None:
         self.program, self.state, self.version = program, state, state.version
-        tables, codecs = state.tables, program.states
-        names = [entry.operator.name for entry in program.entries]
-        self.by_number = [
-            bind(entry, tables[name], codecs[name]) for entry, name in zip(program.entries, names, strict=True)
-        ]
+        self.by_number = [bind(entry, state.tables[entry.operator.name]) for entry in program.entries]
         self.functions: dict[Function | str, B] = {
             function: self.by_number[entry.number] for function, entry in program.functions.items()
         }

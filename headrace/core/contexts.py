@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
+import msgspec
+
 from headrace.core import order
 from headrace.core.bindings import Binding, Bindings
 from headrace.core.epoch import Epoch
@@ -27,6 +29,7 @@ from headrace.errors import BadCall, ExternalFailed, HeadraceError, LimitReached
 from headrace.model.chance import Chance, Random
 from headrace.model.operator import Function
 from headrace.wire.messages import Need
+from headrace.wire.typed_values import Codec
 from headrace.wire.values import HIGH, LOW, MISSING, Key, size_of
 
 UNAWAITED = "{} made a ctx.{}(...) that it did not await: await it, or use {}"
@@ -65,7 +68,7 @@ class Transaction:
         self.unawaited: dict[Awaitable | ExternalCall, None] = {}  # made but not awaited yet
         self.doom: Doom | None = None  # a limit was reached: it aborts, whatever the function does
         self.needs: Any = None  # what this run lacks (True: a call's path); if set, the run is void
-        self.is_marked = False  # whether any of the above was touched
+        self.is_marked = False  # whether any of the above was touched (bytes_left: only by calls)
 
     def close(self) -> None:
         """End a marked transaction."""
@@ -76,7 +79,8 @@ class Transaction:
             self.doom = self.doom or Doom(error, call.made_by._binding, call.made_at)
         if self.doom is not None:
             raise self.doom.error
-        self.reset()
+        self.calls_left, self.bytes_left = self.limits  # nothing else was touched, or it is as it was
+        self.is_marked = False
 
 
 class Doom(NamedTuple):
@@ -173,7 +177,12 @@ class SerialContext(Deferring):
     def get(self, default: Any = None) -> Any:
         state = self._state
         if type(state) is bytes:
-            return default if state is MISSING else self._decode(state)
+            if state is MISSING:
+                return default
+            try:
+                return self._decode(state)
+            except msgspec.DecodeError:  # not in the usual form of its type
+                return self._values.decode(state)
         return state
 
     def put(self, value: Any) -> None:
@@ -205,7 +214,14 @@ class SerialContext(Deferring):
         if self._binding.is_plain:
             raise BadCall(f"{self._binding.name} is a plain def and cannot await: make it async def, or use call_async")
         binding = self._functions.get(function) if type(function) is Function else None
-        if binding is None or type(key) is not int or key >= HIGH or key <= LOW or not binding.fits(args):
+        if (
+            binding is None
+            or type(key) is not int
+            or key >= HIGH
+            or key <= LOW
+            or not binding.fits(args)
+            or (binding.placed is not None and key not in binding.placed)
+        ):
             binding, key, args = self._admit(function, key, args)
         call = Awaitable(self, binding, key, args)
         self._transaction.is_marked = True
@@ -217,7 +233,7 @@ class SerialContext(Deferring):
             binding = self._functions[function]
             fits, kind = binding.fits, type(key)
             is_key = key < HIGH and key > LOW if kind is int else kind is str and key in binding.states
-            if not is_key or not fits(args):
+            if not is_key or not fits(args) or (binding.placed is not None and key not in binding.placed):
                 binding, key, args = self._admit(function, key, args)
         except (KeyError, TypeError):
             binding, key, args = self._admit(function, key, args)
@@ -259,7 +275,10 @@ class SerialContext(Deferring):
             sealed = self._seal_state(value)
         except TooLarge as error:
             raise self.doomed(error) from None
-        self._count(len(sealed) if type(sealed) is bytes else size_of(sealed))
+        transaction = self._transaction
+        transaction.bytes_left -= len(sealed) if type(sealed) is bytes else size_of(sealed)
+        if transaction.bytes_left < 0:
+            raise self._too_much()
         return sealed
 
     def _count(self, size: int) -> None:
@@ -267,8 +286,11 @@ class SerialContext(Deferring):
         transaction.is_marked = True
         transaction.bytes_left -= size
         if transaction.bytes_left < 0:
-            limit = self._program.config.transaction_bytes_max
-            raise self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
+            raise self._too_much()
+
+    def _too_much(self) -> HeadraceError:
+        limit = self._program.config.transaction_bytes_max
+        return self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
 
     def doomed(self, error: HeadraceError) -> HeadraceError:
         """A limit was reached: the transaction aborts with this error, even if the function catches it."""
@@ -288,6 +310,42 @@ class SerialContext(Deferring):
         """From now on, this context has no effect."""
         self._transaction = Transaction(1 << 62, 1 << 62)
         self._queue = self._transaction.queue
+
+
+# `get` and `put` of an operator whose states are records. They do what those of SerialContext do, with the decoding,
+# the check and the encoding in them: three calls less for each state that is read and written.
+GET = """
+def get(self, default=None):
+    try:
+        v = typed(self._state)
+    except (DecodeError, TypeError):  # there is no state, or it has the other form
+        return get_any(self, default)
+"""
+PUT = """
+def put(self, v):
+    if {test}:
+        try:
+            data = head + encode(v)
+        except FAILURES:
+            put_any(self, v)
+            return
+        transaction, size = self._transaction, len(data)
+        if size <= bytes_max and size <= transaction.bytes_left:
+            transaction.bytes_left -= size
+            self._state = data
+            return
+    put_any(self, v)
+"""
+
+
+def serial_context(codec: Codec) -> type[SerialContext]:
+    """The class of contexts for an operator with this codec."""
+    if codec.native is None or codec.type.is_immutable:  # of values that cannot change, the codec remembers the last
+        return SerialContext
+    put = codec.compile_natively(codec.native, PUT, "put", put_any=SerialContext.put)
+    names = {"DecodeError": msgspec.DecodeError, "get_any": SerialContext.get}
+    get = codec.native.compile_reading(GET.strip().splitlines(), "get", **names)
+    return type("RecordContext", (SerialContext,), {"__slots__": (), "get": get, "put": put})
 
 
 class TrackedContext(SerialContext):
@@ -378,7 +436,12 @@ class OrderedContext(SerialContext):
         self._read = True
         state = self._state
         if type(state) is bytes:
-            return default if state is MISSING else self._decode(state)
+            if state is MISSING:
+                return default
+            try:
+                return self._decode(state)
+            except msgspec.DecodeError:  # not in the usual form of its type
+                return self._values.decode(state)
         return state
 
     def put(self, value: Any) -> None:
@@ -394,6 +457,10 @@ class OrderedContext(SerialContext):
         self._read |= bool(self._deltas)
         self._deltas = None
         self._state = MISSING
+
+    def _seal(self, value: Any) -> Any:
+        self._transaction.is_marked = True  # what it puts is added to what the transaction puts on other workers
+        return super()._seal(value)
 
     def merge(self, delta: Any) -> None:
         try:

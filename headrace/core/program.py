@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.core.later.builtin import BUILT_IN
-from headrace.core.placement import shard_of
+from headrace.core.placement import CACHE_MAX, shard_of
 from headrace.core.signature import Args as Args
 from headrace.core.signature import Signature, declared_codec, never
 from headrace.errors import BadRequest, BadValue, ModelError, UnknownFunction
@@ -26,7 +26,7 @@ from headrace.model.app import App, Schedule
 from headrace.model.operator import Function, Operator
 from headrace.wire.messages import Entities
 from headrace.wire.typed_values import Codec
-from headrace.wire.values import Values, check_key, shown, written_us
+from headrace.wire.values import Key, Values, check_key, shown, written_us
 
 
 class Program:
@@ -43,6 +43,9 @@ class Program:
         except BadValue as error:
             raise ModelError(f"app {app.name}: {error}") from None
         self.states = {name: state_codec(each, self.values) for name, each in self.operators.items()}
+        self.placed: dict[str, set[Key]] = {  # keys for which `partition_by` gave a key: it is asked once
+            name: set() for name, each in app.operators.items() if each.partition_by is not None
+        }
         self.functions: dict[Function | str, Entry] = {}  # Headrace's own functions only by reference
         self.named: dict[str, Entry] = {}  # all of them
         self.entries: list[Entry] = []  # by number, as they are named in messages
@@ -108,9 +111,12 @@ class Program:
         known = ", ".join(self.app.operators[of].functions) or "none"
         raise UnknownFunction(f"no function {shown(member)} on operator {of!r}; it has: {known}")
 
-    def check_keys(self, keys: list[Any]) -> bool:
+    def check_keys(self, keys: list[Any], entry: Entry) -> bool:
         """Check many keys at once; after False, check them one by one."""
         limit, kinds = self.config.key_bytes_max, set(map(type, keys))
+        placed = self.placed.get(entry.operator.name)
+        if placed is not None and kinds in ({str}, {int}):  # what is not a key may not be hashable
+            return placed.issuperset(keys)
         if kinds == {str}:
             return all(map(str.isascii, keys)) and max(map(len, keys)) <= limit
         try:
@@ -121,8 +127,13 @@ class Program:
     def check_key(self, key: Any, entry: Entry | None = None) -> None:
         """Check that it is a key and has a shard. In every mode: refusals must not depend on the mode."""
         check_key(key, self.config.key_bytes_max)
-        if entry is not None and entry.operator.partition_by is not None:
+        placed = None if entry is None else self.placed.get(entry.operator.name)
+        if placed is not None and key not in placed:
+            assert entry is not None
             shard_of(entry.operator, key, self.config.shards)
+            if len(placed) >= CACHE_MAX:
+                placed.clear()
+            placed.add(key)
 
 
 def value_limits(config: Config) -> tuple[int, int]:
@@ -163,8 +174,7 @@ class Entry:
         if twin is None:
             self.body, self.signature = function.body, Signature(function, values)
             self.result = self.signature.result
-            is_partitioned = function.operator.partition_by is not None  # its keys are checked one by one
-            self.fits = never if is_partitioned else self.signature.compile_fits()
+            self.fits = self.signature.compile_fits()
             self.sealed = Entry(function, values, number + 1, twin=self)
         else:
             self.signature, self.sealed, self.fits, self.result = twin.signature, self, never, twin.result

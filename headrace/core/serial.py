@@ -31,6 +31,7 @@ from headrace.core.contexts import (
     TrackedContext,
     Transaction,
     Untracked,
+    serial_context,
     too_many_calls,
 )
 from headrace.core.epoch import Epoch
@@ -40,7 +41,6 @@ from headrace.core.signature import Args
 from headrace.core.state import State, Table
 from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
 from headrace.wire.messages import Failure, Need
-from headrace.wire.typed_values import Codec
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
 MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
@@ -60,6 +60,10 @@ class SerialExecutor:
         self.raised_in: tuple[Binding, Key] | None = None  # the awaited call that raised, if any
         self.is_running = False
         self.tracked: TrackedExecutor | None = None  # for transactions that cannot run here
+        self.kinds = {
+            name: serial_context(program.states[name]) if operator.ttl_us is None else Expiring
+            for name, operator in program.operators.items()
+        }
         self.bindings = Bindings(program, state, self._bind)
         for binding in self.bindings.by_number:
             binding.bind(self._context(binding))
@@ -73,15 +77,14 @@ class SerialExecutor:
         at = len(epoch.results)
         return epoch.tids[at] if at < len(epoch.tids) else 0
 
-    def _bind(self, entry: Entry, table: Table, codec: Codec) -> Binding:
-        binding = Binding(entry, table, codec)
+    def _bind(self, entry: Entry, table: Table) -> Binding:
+        binding = Binding(entry, table, self.program)
         if self.around is not None:
             binding.body = self.around(binding.body)
         return binding
 
     def _context(self, binding: Binding) -> SerialContext:
-        kind = SerialContext if binding.operator.ttl_us is None else Expiring
-        return kind(self.bindings, self.transaction, binding)
+        return self.kinds[binding.operator.name](self.bindings, self.transaction, binding)
 
     def _bound(self, epoch: Epoch, start: int, stop: int | None) -> list[Binding]:
         """The bindings of these rows. Rows that abort by decree get one that fails."""
@@ -90,7 +93,7 @@ class SerialExecutor:
         for row, failure in epoch.decreed.items():
             if start <= row < start + len(bound):
                 aborts = bound[row - start]
-                binding = Binding(aborts.entry, aborts.table, aborts.codec)
+                binding = Binding(aborts.entry, aborts.table, self.program)
                 binding.decree(failure.message)
                 binding.bind(self._context(binding))
                 bound[row - start] = binding
@@ -105,11 +108,11 @@ class SerialExecutor:
         transaction, results = self.transaction, epoch.results
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
-        missing, first = MISSING, NOT_READ
+        missing, first, bytes_max = MISSING, NOT_READ, transaction.limits[1]
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
-                binding, key = root, root_key
+                binding, key, transaction.bytes_left = root, root_key, bytes_max
                 context, states = binding.context, binding.states
                 context.key = key
                 context._state = before = first = states.get(key, missing)
@@ -331,6 +334,7 @@ class TrackedExecutor(SerialExecutor):
         transaction, row = self.transaction, len(epoch.results)
         transaction.epoch = epoch
         key, context = epoch.keys[row], self._context(binding, order.ROOT)
+        transaction.bytes_left = transaction.limits[1]
         try:
             result = binding.seal((yield from self._run_call(context, key, epoch.args[row])))
             for at, (binding, key, args) in enumerate(transaction.queue):  # grows meanwhile

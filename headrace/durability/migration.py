@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from headrace.config import Config
 from headrace.core.program import values_of
 from headrace.core.state import States
@@ -13,7 +11,8 @@ from headrace.errors import AppChanged
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint, needs_migration
 from headrace.model.operator import RESERVED
-from headrace.wire.values import RECORD, Values, is_wrapped, lifted, shown, wrap, written_us
+from headrace.wire.native_form import lifted, native_parts
+from headrace.wire.values import RECORD, Values, is_wrapped, shown, wrap, written_us
 
 
 def migrate(tables: dict[str, States], old: Fingerprint, new: Fingerprint, app: App, now_us: int) -> dict[str, States]:
@@ -59,5 +58,6 @@ class LooseValues(Values):
             return fields
         return super()._from_ext(code, data)
 
-    def _from_native(self, name: str, lift: Any, fields: bytes) -> Any:
-        return lifted(lift, msgspec.msgpack.decode(fields))
+    def _from_native(self, data: bytes) -> Any:
+        _, lift, fields = native_parts(data)
+        return lifted(lift, fields)

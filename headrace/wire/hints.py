@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.wire.types import (
     SCALARS,
-    TEXT_CODES,
+    TEXTUAL,
     AnyType,
     ConstrainedType,
     DatetimeType,
@@ -55,7 +55,7 @@ class Hints:
             return AnyType("Any")
         if hint is None or hint in SCALARS:
             return ScalarType(type(None) if hint is None else hint)
-        if hint in TEXT_CODES:
+        if hint in TEXTUAL:
             return TextType(hint)
         if hint is datetime.datetime:
             return DatetimeType()

@@ -2,9 +2,8 @@
 
 A record is sealed in one of two forms, and both can be read without its class:
 
-- The *native form*, if the value is exactly of its type and msgspec loses nothing of it: a head, which is an extension
-  type with the record's name and a note of which texts and lists stand for other types, and then the map of the fields
-  that msgspec writes. Writing and reading it is one call of msgspec.
+- The *native form*, if the value is exactly of its type and msgspec loses nothing of it: the map of the fields that
+  msgspec writes, with a head (`wire/native_form.py`). Writing and reading it is one call of msgspec.
 - The form of `Values.encode` for all others, such as a record with an int in a float field.
 
 Which form a value has depends on the value alone, so equal values have equal bytes.
@@ -22,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.errors import BadValue
+from headrace.wire.native_form import NativeForm, is_native
 from headrace.wire.types import (
     ABSENT,
     DeclaredRecord,
@@ -30,10 +30,24 @@ from headrace.wire.types import (
     Fault,
     ListType,
     ScalarType,
+    Source,
     UnionType,
     compile_check,
+    compile_function,
 )
-from headrace.wire.values import FAILURES, NativeForm, Values, shown
+from headrace.wire.values import FAILURES, Values, shown
+
+SEAL = """
+def seal(v):
+    if {test}:
+        try:
+            data = head + encode(v)
+        except FAILURES:
+            return slowly(v)
+        if len(data) <= bytes_max:
+            return data
+    return slowly(v)
+"""
 
 
 class Nothing:
@@ -41,8 +55,9 @@ class Nothing:
 
 
 class Codec:
-    """Of one declared type. `quick` is int if every small int is a value of the type and sealed as it is: a hot loop
-    may use it instead of calling `seal`."""
+    """Of one declared type. Two shortcuts are for hot loops: `quick` is int if every small int is a value of the type,
+    and sealed as it is. `decode` reads encoded values in the form that most of them have; for the others it raises a
+    msgspec.DecodeError, and `Values.decode` reads them."""
 
     def __init__(self, of: DeclaredType, values: Values) -> None:
         self.type, self.values = of, values
@@ -55,7 +70,7 @@ class Codec:
         self.seal: Callable[[Any], Any] = self._seal_checked
         self.decode: Callable[[bytes], Any] = values.decode
         if self.native is not None:
-            self.seal, self.decode = self._natively(self.native)
+            self.seal, self.decode = self._compile_seal(self.native), self.native.decode
             if of.is_immutable:
                 self.seal, self.decode = remembering(self.seal, self.decode)
         elif is_plain(of) and fits_depth(of, values):
@@ -86,34 +101,22 @@ class Codec:
                 data = self.values.encode_plain(value)
             except FAILURES:
                 return self._seal_checked(value)
-            if len(data) <= self.values.bytes_max:
+            if len(data) <= self.values.bytes_max and not is_native(data):
                 return data
         return self._seal_checked(value)
 
-    def _natively(self, form: NativeForm) -> tuple[Callable[[Any], Any], Callable[[bytes], Any]]:
-        exactly, slowly, generally = self.exactly, self._seal_checked, self.values.decode
-        bytes_max = self.values.bytes_max
-        cls, head, size, encode, typed = form.cls, form.head, len(form.head), form.encode, form.decode
+    def _compile_seal(self, form: NativeForm) -> Callable[[Any], Any]:
+        """With the check in it: a call less for each value."""
+        seal: Callable[[Any], Any] = self.compile_natively(form, SEAL, "seal", slowly=self._seal_checked)
+        return seal
 
-        def seal(value: Any) -> Any:
-            if type(value) is cls and exactly(value):
-                try:
-                    data = head + encode(value)
-                except FAILURES:
-                    return slowly(value)
-                if len(data) <= bytes_max:
-                    return data
-            return slowly(value)
-
-        def decode(sealed: bytes) -> Any:
-            if sealed.startswith(head):
-                try:
-                    return typed(sealed[size:])
-                except FAILURES as error:
-                    raise BadValue(f"not a {form.name}: {error}") from None
-            return generally(sealed)
-
-        return seal, decode
+    def compile_natively(self, form: NativeForm, template: str, name: str, **names: Any) -> Any:
+        """A function over a value `v`, from a template with the check of the type in it."""
+        source = Source(self.values.bytes_max)
+        source.names |= {"head": form.head, "encode": form.encode, "bytes_max": self.values.bytes_max}
+        source.names |= {"FAILURES": FAILURES, **names}
+        lines = template.format(test=form.record.test("v", source, False)).splitlines()
+        return compile_function(source, lines, name)
 
 
 def remembering(

@@ -26,7 +26,13 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 TUPLE_CODE, DATETIME_CODE = 1, 4
-TEXT_CODES: dict[type, int] = {decimal.Decimal: 3, datetime.date: 5, uuid.UUID: 6}
+# Types whose values are written as texts: type -> (extension code, to text, from text)
+TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
+    decimal.Decimal: (3, str, decimal.Decimal),
+    datetime.date: (5, datetime.date.isoformat, datetime.date.fromisoformat),
+    uuid.UUID: (6, str, uuid.UUID),
+}
+FROM_TEXT = {code: parse for code, _, parse in TEXTUAL.values()}
 SCALARS = (bool, int, float, str, bytes, type(None))
 FIXED_SIZE = (bool, int, float, type(None))
 
@@ -162,7 +168,7 @@ class TextType(DeclaredType):
         return f"type({v}) is {source.name(self.kind)}"
 
     def lift(self) -> Any:
-        return TEXT_CODES[self.kind]
+        return TEXTUAL[self.kind][0]
 
 
 class DatetimeType(DeclaredType):
@@ -312,22 +318,25 @@ class DeclaredRecord(DeclaredType):
         counted_inside = counted or self.has_parts
 
         def body() -> Iterable[str]:
-            # each field is read once: a test may mention it several times
-            simple = [name for name, each in self.fields.items() if isinstance(each, ScalarType | TextType)]
-            if len(simple) == len(self.fields) and not counted_inside:
-                tests = [each.test(f"v.{name}", source, False) for name, each in self.fields.items()]
-                yield " and ".join([f"return type(v) is {source.name(self.cls)}", *tests])
-                return
             yield f"if type(v) is not {source.name(self.cls)}:"
             yield "    return False"
             for name, each in self.fields.items():
-                yield f"w = v.{name}"
+                yield f"w = v.{name}"  # read once: a test may mention it several times
                 yield f"if not ({each.test('w', source, counted_inside)}):"
                 yield "    return False"
             yield "return True"
 
+        if self._is_short() and not counted_inside:
+            return " and ".join(
+                [f"type({v}) is {source.name(self.cls)}"]
+                + [each.test(f"{v}.{name}", source, False) for name, each in self.fields.items()]
+            )
         function = source.function(self, counted_inside, body)
         return call(function, v, source, counted) if counted_inside else f"{function}({v})"
+
+    def _is_short(self) -> bool:
+        """Whether the test of each field mentions it once: then they are one expression, without a call."""
+        return all(isinstance(each, ScalarType | TextType) for each in self.fields.values())
 
     def lift(self) -> Any:
         if not self.is_native:
@@ -441,11 +450,13 @@ def compile_check(of: DeclaredType, limit: int) -> Exactly:
     """A function that says whether a value is exactly of the type. `limit` bounds how much of a value is walked."""
     source = Source(limit)
     test = of.test("v", source, False)
-    lines = [*source.lines, "def exactly(v):", f"    return {test}"]
-    exec("\n".join(lines), source.names)  # noqa: S102 made of our own templates and the names of fields
-    function = test.removesuffix("(v)")
-    exactly: Exactly = source.names.get(function) or source.names["exactly"]  # without a call between, if it is one
+    exactly: Exactly = compile_function(source, ["def exactly(v):", f"    return {test}"], "exactly")
     return exactly
+
+
+def compile_function(source: Source, lines: list[str], name: str) -> Any:
+    exec("\n".join([*source.lines, *lines]), source.names)  # noqa: S102 our own templates and the names of fields
+    return source.names[name]
 
 
 def is_plain_record(cls: type) -> bool:
@@ -453,7 +464,8 @@ def is_plain_record(cls: type) -> bool:
     if issubclass(cls, msgspec.Struct):
         config = cls.__struct_config__
         is_renamed = cls.__struct_fields__ != cls.__struct_encode_fields__
-        return not (is_renamed or config.tag is not None or config.array_like or config.omit_defaults)
+        is_strict = config.forbid_unknown_fields or config.array_like
+        return not (is_renamed or config.tag is not None or is_strict or config.omit_defaults)
     return not hasattr(cls, "__post_init__") and all(field.init for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import decimal
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -28,7 +26,17 @@ from msgspec.msgpack import Ext
 
 from headrace.errors import BadKey, BadValue, TooLarge
 from headrace.wire.hints import Hints
-from headrace.wire.types import DATETIME_CODE, TEXT_CODES, TUPLE_CODE, DeclaredRecord
+from headrace.wire.native_form import (
+    NATIVE_KEY,
+    NativeForm,
+    in_iso,
+    is_native,
+    lifted,
+    mentions,
+    native_parts,
+    record_name,
+)
+from headrace.wire.types import DATETIME_CODE, FROM_TEXT, TEXTUAL, TUPLE_CODE, DeclaredRecord
 
 # Ints that CPython stores in one digit: two comparisons with these are fast, a chained one is not. They take the
 # fast paths; all others are checked in full.
@@ -39,21 +47,10 @@ Key = str | int | bytes
 
 MISSING = b"\xc1"  # an entity without state: the one byte that no encoded value begins with
 TUPLE, RECORD, DATETIME = TUPLE_CODE, 2, DATETIME_CODE
-NATIVE = 8  # the head of a record in its native form
+DICT = 8  # around a dict that could be taken for a record in its native form
 EXPIRING = 7  # around a state with a time to live: see `wrap`
 WRAP_BYTES = 14
-# type -> (extension code, to text, from text)
-TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
-    decimal.Decimal: (TEXT_CODES[decimal.Decimal], str, decimal.Decimal),
-    datetime.date: (TEXT_CODES[datetime.date], datetime.date.isoformat, datetime.date.fromisoformat),
-    uuid.UUID: (TEXT_CODES[uuid.UUID], str, uuid.UUID),
-}
-FROM_TEXT = {code: parse for code, _, parse in TEXTUAL.values()}
 
-# Of msgpack's extensions, by the first byte: where the code stands, and the size of those that do not say it.
-EXTENSION_CODE_AT = {b"\xc7": 2, b"\xc8": 3, b"\xc9": 5} | {bytes((0xD4 + n,)): 1 for n in range(5)}
-FIXED_EXTENSIONS = {bytes((0xD4 + n,)): 1 << n for n in range(5)}
-NATIVE_CODE = bytes((NATIVE,))
 
 KEPT = frozenset((bool, float, type(None)))  # scalars of bounded size: nothing to check
 # What msgspec, and the constructors of values, raise if something cannot be encoded or decoded.
@@ -82,16 +79,6 @@ class RecordType(NamedTuple):
     name: str
     fields: tuple[str, ...]
     build: Callable[[dict[str, Any]], Any]
-
-
-class NativeForm:
-    """How msgspec writes and reads one record."""
-
-    def __init__(self, record: DeclaredRecord) -> None:
-        self.cls, self.name = record.cls, record_name(record.cls)
-        self.head = native_head(self.name, record.lift())
-        self.encode = msgspec.msgpack.Encoder().encode
-        self.decode: Callable[[bytes], Any] = msgspec.msgpack.Decoder(record.cls).decode
 
 
 class Values:
@@ -144,7 +131,10 @@ class Values:
     def encode(self, value: Any) -> bytes:
         """Encode any value as bytes, scalars too."""
         try:
-            data = self._encode(self._lower(value, 0, [self.bytes_max]))
+            lowered = self._lower(value, 0, [self.bytes_max])
+            if type(lowered) is dict and next(iter(lowered), None) == NATIVE_KEY:
+                lowered = Ext(DICT, self._encode(lowered))
+            data = self._encode(lowered)
         except BadValue as error:
             raise BadValue(f"{self._culprit(value)}: {error}") from None
         if len(data) > self.bytes_max:
@@ -156,12 +146,13 @@ class Values:
             raise TooLarge(f"{len(data)} bytes are over the limit of {self.bytes_max}")
         try:
             if is_native(data):
-                return self._from_native(*native_parts(data))
+                return self._from_native(data)
             return self._decode(data)
         except FAILURES as error:
             raise BadValue(f"not an encoded value: {error}") from None
 
-    def _from_native(self, name: str, lift: Any, fields: bytes) -> Any:
+    def _from_native(self, data: bytes) -> Any:
+        name, lift, fields = native_parts(data)
         form = self._natives.get(name)
         if form is None:
             record = self.by_name.get(name)
@@ -169,9 +160,9 @@ class Values:
                 raise ValueError(f"{name} is not a dataclass or struct of this app")
             of = self.hints.type_of(record.cls)
             if not isinstance(of, DeclaredRecord) or not of.is_native:  # it was, in an older version of the app
-                return record.build(lifted(lift, msgspec.msgpack.decode(fields)))
+                return record.build(lifted(lift, fields))
             form = self.native_form(of)
-        return form.decode(fields)
+        return form.decode(data)
 
     def _lower(self, value: Any, depth: int, room: list[int]) -> Any:
         """The same value in msgpack's own types and extension types. `room` is what is left of the limit: a value that
@@ -241,6 +232,8 @@ class Values:
     def _from_ext(self, code: int, data: memoryview) -> Any:
         if code == TUPLE:
             return tuple(self._decode(data))
+        if code == DICT:
+            return self._decode(data)
         if code == RECORD:
             name, fields = self._decode(data)
             record = self.by_name.get(name)
@@ -275,13 +268,13 @@ def opened(sealed: bytes) -> Any:
         if not is_native(data):
             return _open(data)
         _, lift, fields = native_parts(data)
-        return in_iso(_open(fields)) if mentions(lift, DATETIME) else _open(fields)
+        return in_iso(fields) if mentions(lift, DATETIME) else fields
     except FAILURES as error:
         raise BadValue(f"not an encoded value: {error}") from None
 
 
 def _open_ext(code: int, data: memoryview) -> Any:
-    if code == TUPLE:
+    if code in (TUPLE, DICT):
         return _open(data)
     if code == RECORD:
         _, fields = _open(data)
@@ -295,65 +288,6 @@ def _open_ext(code: int, data: memoryview) -> Any:
 
 _open = msgspec.msgpack.Decoder(ext_hook=_open_ext).decode
 _to_json = msgspec.json.Encoder().encode
-
-
-def native_head(name: str, lift: Any) -> bytes:
-    """The head of a record in its native form: an extension type with its name and how its fields are lifted."""
-    return msgspec.msgpack.encode(Ext(NATIVE, msgspec.msgpack.encode([name, lift])))
-
-
-def is_native(sealed: bytes) -> bool:
-    kind = sealed[:1]
-    at = EXTENSION_CODE_AT.get(kind)
-    return at is not None and sealed[at : at + 1] == NATIVE_CODE
-
-
-def native_parts(sealed: bytes) -> tuple[str, Any, bytes]:
-    """The name of a record in its native form, how its fields are lifted, and the fields, encoded."""
-    start = EXTENSION_CODE_AT[sealed[:1]] + 1
-    size = FIXED_EXTENSIONS.get(sealed[:1]) or int.from_bytes(sealed[1 : start - 1], "big")
-    name, lift = msgspec.msgpack.decode(sealed[start : start + size])
-    return name, lift, sealed[start + size :]
-
-
-def lifted(lift: Any, value: Any, record: Callable[[dict[str, Any]], Any] = dict) -> Any:
-    """A value that was decoded without its type, with the types that `lift` notes; `record` makes one of its fields."""
-    if lift is None or value is None:
-        return value
-    if type(lift) is int:
-        return FROM_TEXT[lift](value) if lift in FROM_TEXT and type(value) is str else lifted_datetime(lift, value)
-    if type(lift) is dict:
-        if type(value) is not dict:
-            return value
-        return record({name: lifted(lift.get(name), item, record) for name, item in value.items()})
-    form, inner = lift
-    if form == "dict" and type(value) is dict:
-        return {key: lifted(inner, item, record) for key, item in value.items()}
-    if type(value) is not list:
-        return value
-    if form == "items":
-        return tuple(lifted(each, item, record) for each, item in zip(inner, value, strict=True))
-    items = [lifted(inner, item, record) for item in value]
-    return tuple(items) if form == "tuple" else items
-
-
-def mentions(lift: Any, code: int) -> bool:
-    parts = lift.values() if type(lift) is dict else lift if type(lift) is list else ()
-    return lift == code or any(mentions(part, code) for part in parts)
-
-
-def in_iso(value: Any) -> Any:
-    """The same with datetimes as texts."""
-    if type(value) is dict:
-        return {key: in_iso(item) for key, item in value.items()}
-    if type(value) is list:
-        return [in_iso(item) for item in value]
-    return value.isoformat() if type(value) is datetime.datetime else value
-
-
-def lifted_datetime(lift: int, value: Any) -> Any:
-    is_text = lift == DATETIME and type(value) is str
-    return datetime.datetime.fromisoformat(value) if is_text else value
 
 
 def wrap(sealed: Any, written_us: int) -> bytes:
@@ -450,11 +384,6 @@ def check_key(key: Any, bytes_max: int) -> None:
         raise BadKey(f"a key must be a str, an int or bytes, not {shown(key)} ({kind.__name__})")
     if size > bytes_max:
         raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
-
-
-def record_name(cls: type) -> str:
-    """Without the module: an app is the same whether it is run or imported."""
-    return cls.__qualname__
 
 
 def record_of(cls: type) -> RecordType:

@@ -101,7 +101,7 @@ WRONG = {
     "for ever": ("BadCall", "at most 1000000000000 seconds"),
     "true": ("BadCall", "not a bool"),
     "unknown": ("UnknownFunction", "no function 'ting'"),
-    "arguments": ("BadArguments", "'text' got 5 (int)"),
+    "arguments": ("BadArguments", "'text': wanted str, found 5 (int)"),
     "key": ("BadKey", "not 1.5"),
     "value": ("BadArguments", "a set"),
 }

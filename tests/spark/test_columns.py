@@ -302,9 +302,7 @@ def test_a_row_that_does_not_have_the_declared_type_is_refused_before_anything_i
     with Runtime(app, store=tmp_path / "new") as runtime:
         assert runtime.get(customer, 2) == dataclasses.replace(somebody(2), seen=somebody(2).seen.astimezone(UTC))
     wrong = rows.withColumn("credit", rows.credit.cast("decimal(20,3)") + Decimal("0.001"))
-    with pytest.raises(
-        StreamError, match=r"credit of the row with key \d does not fit: wanted .*Places\(18, 2\)"
-    ):
+    with pytest.raises(StreamError, match=r"credit of the row with key \d does not fit: wanted .*Places\(18, 2\)"):
         load(wrong, "customer", key="key", app=app, store=tmp_path / "none")
     with Runtime(app, store=tmp_path / "none") as runtime:
         assert runtime.state(customer) == {}

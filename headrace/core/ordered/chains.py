@@ -19,11 +19,10 @@ from typing import Any
 import msgspec
 
 from headrace.core.bindings import Binding
-from headrace.core.program import Entry
+from headrace.core.program import Entry, Program
 from headrace.core.signature import Args
 from headrace.core.state import Table
 from headrace.wire.messages import Failure
-from headrace.wire.typed_values import Codec
 from headrace.wire.values import Key, same
 
 Order = tuple[int, bytes]
@@ -40,8 +39,8 @@ class OrderedBinding(Binding):
 
     __slots__ = ("chains", "lessons", "owners")
 
-    def __init__(self, entry: Entry, table: Table, codec: Codec, chains: dict[Key, Any]) -> None:
-        super().__init__(entry, table, codec)
+    def __init__(self, entry: Entry, table: Table, program: Program, chains: dict[Key, Any]) -> None:
+        super().__init__(entry, table, program)
         self.chains = chains  # of the operator's entities
         self.owners: dict[Key, int] = {}  # the known workers of its keys
         self.lessons: Any = None  # what is being learned about its calls

@@ -47,7 +47,6 @@ from headrace.core.placement import ShardMap
 from headrace.core.program import Entry, Program
 from headrace.core.state import State, Table
 from headrace.wire.messages import AnsweredAll
-from headrace.wire.typed_values import Codec
 from headrace.wire.values import HIGH, LOW, MISSING, Key
 
 
@@ -74,15 +73,15 @@ class OrderedExecutor(Repair):
         for binding in self.bindings.by_number:
             binding.owners = shards.cache_of(binding.operator)
 
-    def _bind(self, entry: Entry, table: Table, codec: Codec) -> OrderedBinding:
-        binding = OrderedBinding(entry, table, codec, self.chains[entry.operator.name])
+    def _bind(self, entry: Entry, table: Table) -> OrderedBinding:
+        binding = OrderedBinding(entry, table, self.program, self.chains[entry.operator.name])
         if entry.sealed is not entry:
             binding.lessons = Lessons(self.program.config.predict_after_runs)
         return binding
 
     def decreed(self, binding: OrderedBinding, why: str) -> OrderedBinding:
         """The binding for a transaction that aborts by decree."""
-        fails = OrderedBinding(binding.entry, binding.table, binding.codec, binding.chains)
+        fails = OrderedBinding(binding.entry, binding.table, self.program, binding.chains)
         fails.owners = binding.owners
         fails.decree(why)
         fails.bind(self._context(fails))

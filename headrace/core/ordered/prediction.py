@@ -15,7 +15,7 @@ from typing import Any
 
 from headrace.core import order
 from headrace.core.ordered.chains import Made, OrderedBinding, same_args
-from headrace.core.signature import Args
+from headrace.core.signature import Args, never
 from headrace.wire.values import HIGH, LOW, Key, same
 
 SELF = -1
@@ -31,6 +31,7 @@ class Template:
         "args",
         "binding",
         "constant",
+        "fits",
         "is_awaited",
         "is_bare",
         "is_fit",
@@ -47,8 +48,10 @@ class Template:
         self.constant: Args | None = None  # the arguments, if none of them depends on the call
         if all(type(source) is list for source in args):
             self.constant = tuple([source[0] for source in args])  # type: ignore[index]
-        self.is_bare = binding.fits(())  # it takes no arguments
-        self.is_fit = self.constant is not None and binding.fits(self.constant)
+        # What `partition_by` makes of a key may be an error, which not all workers know: such calls are not predicted.
+        self.fits = binding.fits if binding.placed is None else never
+        self.is_bare = self.fits(())  # it takes no arguments
+        self.is_fit = self.constant is not None and self.fits(self.constant)
         self.needs = 1 + max(
             [SELF, *(source for source in (key, *args) if type(source) is int)]
         )  # arguments of the caller
@@ -84,7 +87,7 @@ class Template:
         if self.is_fit:
             return (self.is_awaited, self.binding, target, self.constant)  # type: ignore[return-value]
         given = tuple([value_of(source, key, args) for source in self.args])
-        return (self.is_awaited, self.binding, target, given) if self.binding.fits(given) else None
+        return (self.is_awaited, self.binding, target, given) if self.fits(given) else None
 
     def gives(self, key: Key, args: Args, binding: OrderedBinding, target: Key, given: Args) -> bool:
         """Is this certainly the call that `fill` gives? Fast: compares the key only by identity."""

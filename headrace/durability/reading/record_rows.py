@@ -1,9 +1,9 @@
 """Record rows: many sealed records of one type as columns, by one call of msgspec.
 
-A record is sealed in one of two forms (wire/values.py):
+A record is sealed in one of two forms (wire/typed_values.py):
 
-    native     a head, which is an extension type with the record's name, and then a map of the fields as msgspec writes
-               them: of a declared type, all fields are decoded to it at once
+    native     a head that is the same for all records of a type, and then a map of the fields as msgspec writes them:
+               of a declared type, all fields are decoded to it at once
     tagged     an extension type around the name and the map: what is not a scalar in it is tagged with its own type
 
 Rules:
@@ -33,10 +33,11 @@ from headrace.durability.migration import LooseValues
 from headrace.durability.reading.column_types import Column
 from headrace.durability.reading.fitting import DoesNotFit, fit, json_of, nested_types
 from headrace.durability.reading.number_records import number_columns
-from headrace.wire.values import NATIVE, RECORD, WRAP_BYTES, is_native, is_wrapped, lifted, native_parts
+from headrace.wire.native_form import NATIVE_MARK, is_native, lifted, map_head, native_parts
+from headrace.wire.values import RECORD, WRAP_BYTES, is_wrapped
 
 END = 1 << 31  # behind the last byte of any cell
-NATIVE_HEAD_BYTES_MAX = 4 + (1 << 16)
+NATIVE_BYTES_MIN, LONG_MAP = 6, 0xDE
 EXTENSION_HEAD_BYTES = np.zeros(256, np.int64)  # the length of an extension's head, by its first byte
 EXTENSION_HEAD_BYTES[[0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8]] = [3, 4, 6, 2, 2, 2, 2, 2]
 DOES_NOT_FIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, DoesNotFit)
@@ -61,8 +62,9 @@ class RecordValues(LooseValues):
         found = super()._from_ext(code, data)
         return LooseRecord(found) if code == RECORD else found
 
-    def _from_native(self, name: str, lift: Any, fields: bytes) -> Any:
-        return LooseRecord(lifted(lift, msgspec.msgpack.decode(fields)))
+    def _from_native(self, data: bytes) -> Any:
+        _, lift, fields = native_parts(data)
+        return LooseRecord(lifted(lift, fields))
 
 
 RECORD_VALUES = RecordValues()
@@ -102,20 +104,28 @@ def to_array(values: list[Any], column: Column, head: bytes | None) -> pa.Array:
 
 
 def native_head(cell: bytes) -> bytes | None:
-    """The head of a record in the native form."""
-    return cell[: len(cell) - len(native_parts(cell)[2])] if is_native(cell) else None
+    """What is before the map of the fields: all records of a type have the same."""
+    if len(cell) < NATIVE_BYTES_MIN or not is_native(cell):
+        return None
+    begin = 3 if cell[0] == LONG_MAP else 1
+    entries = int.from_bytes(cell[1:3], "big") if cell[0] == LONG_MAP else cell[0] - 0x80
+    told = begin + len(NATIVE_MARK) + 3  # where the byte string begins, whose end is the head of the map
+    return cell[: told + int.from_bytes(cell[told - 2 : told], "big") - len(map_head(entries - 1))]
 
 
 def native_cells(cells: pa.Array) -> Any:
     """For each cell, in NumPy, whether it is of the type and form of the first native one."""
     offsets, data = offsets_and_data(cells)
-    starts = offsets[:-1][offsets[1:] - offsets[:-1] > EXTENSION_HEAD_BYTES.max()]
-    heads = EXTENSION_HEAD_BYTES[data[starts]]
-    (found,) = np.nonzero((heads > 0) & (data[starts + heads - 1] == NATIVE))
-    if not len(found):
-        return np.zeros(len(cells), np.bool_)
-    head = native_head(data[starts[found[0]] :][:NATIVE_HEAD_BYTES_MAX].tobytes())
-    return pc.starts_with(cells, pattern=head).to_numpy(zero_copy_only=False)
+    is_long = offsets[1:] - offsets[:-1] >= NATIVE_BYTES_MIN
+    starts = offsets[:-1][is_long]
+    marks = starts + np.where(data[starts] == LONG_MAP, 3, 1)
+    (found,) = np.nonzero((data[marks] == NATIVE_MARK[0]) & (data[marks + 1] == NATIVE_MARK[1]))
+    for at in found.tolist():
+        row = int(np.flatnonzero(is_long)[at])
+        head = native_head(cells[row].as_py())
+        if head is not None:
+            return pc.starts_with(cells, pattern=head).to_numpy(zero_copy_only=False)
+    return np.zeros(len(cells), np.bool_)
 
 
 def native_rows(cells: pa.Array, head: bytes, columns: Sequence[Column]) -> list[Any] | None:
