@@ -12,15 +12,15 @@ from headrace import Abort, App, Context, Runtime
 BALANCE_MAX = 1_000_000
 
 app = App("bank")
-account = app.operator("account")
+account = app.operator("account", state=int)
 
 
 @account.register
-def deposit(ctx: Context, amount: int) -> int:
+def deposit(ctx: Context[int], amount: int) -> int:
     """Pay in; returns the new balance."""
     if amount <= 0:
         raise Abort(f"cannot deposit {amount}")
-    balance: int = ctx.get(0) + amount
+    balance = ctx.get(0) + amount
     if balance > BALANCE_MAX:
         raise Abort(f"{ctx.key} may hold at most {BALANCE_MAX}")
     ctx.put(balance)
@@ -28,7 +28,7 @@ def deposit(ctx: Context, amount: int) -> int:
 
 
 @account.register
-def transfer(ctx: Context, to: str, amount: int) -> int:
+def transfer(ctx: Context[int], to: str, amount: int) -> int:
     """Pay another account; returns the balance left here. If the deposit aborts, so does the withdrawal."""
     left = withdraw(ctx, amount)
     ctx.call_async(deposit, to, amount)  # one-way: runs after this function has returned, in the same transaction
@@ -36,16 +36,15 @@ def transfer(ctx: Context, to: str, amount: int) -> int:
 
 
 @account.register
-async def withdraw_and_ask(ctx: Context, to: str, amount: int) -> int:
+async def withdraw_and_ask(ctx: Context[int], to: str, amount: int) -> int:
     """Pay another account; returns its new balance. A function that needs an answer is async."""
     withdraw(ctx, amount)
-    balance: int = await ctx.call(deposit, to, amount)
-    return balance
+    return await ctx.call(deposit, to, amount)
 
 
-def withdraw(ctx: Context, amount: int) -> int:
+def withdraw(ctx: Context[int], amount: int) -> int:
     """A plain helper: part of the function that uses it."""
-    balance: int = ctx.get(0)
+    balance = ctx.get(0)
     if balance < amount:
         raise Abort(f"{ctx.key} has {balance}, needs {amount}")
     ctx.put(balance - amount)
@@ -68,7 +67,7 @@ def main() -> None:
 
         # A request id stands for one call: sent twice, paid once.
         for _ in range(2):
-            client.call(transfer, "bob", "alice", 5, request_id="rent-may")
+            client.options(request_id="rent-may").call(transfer, "bob", "alice", 5)
 
         for name, balance in sorted(runtime.state(account).items()):
             print(f"{name:>8} {balance:>9,}")

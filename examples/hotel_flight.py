@@ -12,34 +12,34 @@ from collections import Counter
 from headrace import Abort, App, Context, Runtime
 
 app = App("travel")
-hotel = app.operator("hotel")  # state: rooms left
-flight = app.operator("flight")  # state: seats left
-trip = app.operator("trip")  # state: the tuple (hotel, flight) that was reserved
+hotel = app.operator("hotel", state=int)  # rooms left
+flight = app.operator("flight", state=int)  # seats left
+trip = app.operator("trip", state=tuple[str, str])  # hotel and flight that were reserved
 
 
 @hotel.register
-def open_rooms(ctx: Context, rooms: int) -> int:
+def open_rooms(ctx: Context[int], rooms: int) -> int:
     return change(ctx, rooms)
 
 
 @hotel.register
-def take_room(ctx: Context) -> int:
+def take_room(ctx: Context[int]) -> int:
     return change(ctx, -1)
 
 
 @flight.register
-def open_seats(ctx: Context, seats: int) -> int:
+def open_seats(ctx: Context[int], seats: int) -> int:
     return change(ctx, seats)
 
 
 @flight.register
-def take_seat(ctx: Context) -> int:
+def take_seat(ctx: Context[int]) -> int:
     return change(ctx, -1)
 
 
-def change(ctx: Context, by: int) -> int:
+def change(ctx: Context[int], by: int) -> int:
     """Shared by both: the number of free places never goes below zero."""
-    left: int = ctx.get(0) + by
+    left = ctx.get(0) + by
     if left < 0:
         raise Abort(f"{ctx.key} is full")
     ctx.put(left)
@@ -47,7 +47,7 @@ def change(ctx: Context, by: int) -> int:
 
 
 @trip.register
-def reserve(ctx: Context, hotel_name: str, flight_name: str) -> tuple[str, str]:
+def reserve(ctx: Context[tuple[str, str]], hotel_name: str, flight_name: str) -> tuple[str, str]:
     if ctx.get() is not None:
         raise Abort(f"{ctx.key} has a trip already")
     booked = (hotel_name, flight_name)
@@ -58,7 +58,7 @@ def reserve(ctx: Context, hotel_name: str, flight_name: str) -> tuple[str, str]:
 
 
 @trip.register
-def cancel(ctx: Context) -> None:
+def cancel(ctx: Context[tuple[str, str]]) -> None:
     booked = ctx.get()
     if booked is None:
         raise Abort(f"{ctx.key} has no trip")

@@ -1,7 +1,7 @@
 """A shop: an order takes goods from the stock and money from the buyer, or nothing at all.
 
-Three operators, each with a dataclass as its state. `checkout` is one transaction over all three: if one of them
-aborts, however late, all three are restored.
+Three operators, each with a dataclass as its state, which the type checker knows too (`Context[Order]`). `checkout` is
+one transaction over all three: if one of them aborts, however late, all three are restored.
 
     python examples/shopping_cart.py
 """
@@ -38,17 +38,17 @@ payment = app.operator("payment", state=Wallet)
 
 
 @stock.register
-def supply(ctx: Context, price: int, count: int) -> None:
+def supply(ctx: Context[Article], price: int, count: int) -> None:
     if price < 0 or count <= 0:
         raise Abort(f"cannot supply {count} {ctx.key} at {price}")
-    article: Article = ctx.get(Article(price, 0))
+    article = ctx.get(Article(price, 0))
     ctx.put(Article(price, article.count + count))
 
 
 @stock.register
-def take(ctx: Context, count: int) -> int:
+def take(ctx: Context[Article], count: int) -> int:
     """Take from the shelf; returns what it costs."""
-    article: Article = ctx.get(Article(0, 0))
+    article = ctx.get(Article(0, 0))
     if article.count < count:
         raise Abort(f"{article.count} {ctx.key} in stock, {count} wanted")
     article.count -= count
@@ -57,18 +57,18 @@ def take(ctx: Context, count: int) -> int:
 
 
 @payment.register
-def pay_in(ctx: Context, amount: int) -> None:
+def pay_in(ctx: Context[Wallet], amount: int) -> None:
     if amount <= 0:
         raise Abort(f"cannot pay in {amount}")
-    wallet: Wallet = ctx.get(Wallet())
+    wallet = ctx.get(Wallet())
     wallet.balance += amount
     ctx.put(wallet)
 
 
 @payment.register
-def charge(ctx: Context, amount: int) -> int:
+def charge(ctx: Context[Wallet], amount: int) -> int:
     """Take money; returns the balance left."""
-    wallet: Wallet = ctx.get(Wallet())
+    wallet = ctx.get(Wallet())
     if wallet.balance < amount:
         raise Abort(f"{ctx.key} has {wallet.balance}, the order costs {amount}")
     wallet.balance -= amount
@@ -78,9 +78,9 @@ def charge(ctx: Context, amount: int) -> int:
 
 
 @order.register
-def add(ctx: Context, article: str, count: int) -> None:
+def add(ctx: Context[Order], article: str, count: int) -> None:
     """Put into the cart."""
-    cart: Order = ctx.get(Order())
+    cart = ctx.get(Order())
     if cart.total is not None:
         raise Abort(f"order {ctx.key} is paid")
     if count <= 0:
@@ -90,12 +90,12 @@ def add(ctx: Context, article: str, count: int) -> None:
 
 
 @order.register
-async def checkout(ctx: Context, buyer: str, total_max: int) -> int:
+async def checkout(ctx: Context[Order], buyer: str, total_max: int) -> int:
     """Buy what is in the cart; returns what it cost."""
-    cart: Order = ctx.get(Order())
+    cart = ctx.get(Order())
     if cart.total is not None or not cart.lines:
         raise Abort(f"order {ctx.key} is {'empty' if cart.total is None else 'paid'}")
-    total: int = 0
+    total = 0
     for article, count in cart.lines.items():
         total += await ctx.call(take, article, count)
     await ctx.call(charge, buyer, total)

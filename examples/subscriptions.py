@@ -44,14 +44,14 @@ class Books:
 app = App("subscriptions")
 subscription = app.operator("subscription", state=Subscription)
 books = app.operator("books", state=Books)
-session = app.operator("session", ttl=timedelta(minutes=30))  # state: who it is
+session = app.operator("session", state=str, ttl=timedelta(minutes=30))  # state: who it is
 
 
 # --- a subscription ---------------------------------------------------------------------------------------------------
 
 
 @subscription.register
-def begin(ctx: Context, plan: str, card: str) -> str:
+def begin(ctx: Context[Subscription], plan: str, card: str) -> str:
     """Start a trial; returns the time when it ends."""
     if ctx.get() is not None:
         raise Abort(f"{ctx.key} has a subscription already")
@@ -63,10 +63,10 @@ def begin(ctx: Context, plan: str, card: str) -> str:
 
 
 @subscription.register
-async def pay(ctx: Context) -> str:
+async def pay(ctx: Context[Subscription]) -> str:
     """The trial is over, or the customer pays early. The payment is part of this transaction, which continues with
     the provider's response."""
-    mine: Subscription | None = ctx.get()
+    mine = ctx.get()
     if mine is None or mine.status not in ("trial", "unpaid"):
         raise Abort(f"{ctx.key} has nothing to pay")
     if mine.timer is not None:
@@ -86,16 +86,18 @@ async def pay(ctx: Context) -> str:
 
 
 @subscription.register
-def mailed(ctx: Context, number: str | None, error: str | None) -> None:
+def mailed(ctx: Context[Subscription], number: str | None, error: str | None) -> None:
     """The outcome of the mail: its number, or the error."""
-    mine: Subscription = ctx.get()
+    mine = ctx.get()
+    if mine is None:
+        raise Abort(f"{ctx.key} has no subscription")
     mine.receipt = number or f"not sent: {error}"
     ctx.put(mine)
 
 
 @subscription.register
-def cancel(ctx: Context) -> None:
-    mine: Subscription | None = ctx.get()
+def cancel(ctx: Context[Subscription]) -> None:
+    mine = ctx.get()
     if mine is None or mine.status == "cancelled":
         raise Abort(f"{ctx.key} has no subscription")
     if mine.timer is not None:
@@ -110,16 +112,16 @@ def cancel(ctx: Context) -> None:
 
 
 @books.register
-def count(ctx: Context, by: int) -> None:
-    mine: Books = ctx.get(Books())
+def count(ctx: Context[Books], by: int) -> None:
+    mine = ctx.get(Books())
     mine.active += by
     ctx.put(mine)
 
 
 @books.register
-def close_day(ctx: Context) -> None:
+def close_day(ctx: Context[Books]) -> None:
     """`ctx.now` is the log's time: it is the same in a replay."""
-    mine: Books = ctx.get(Books())
+    mine = ctx.get(Books())
     mine.nights.append((ctx.now.date(), mine.active))
     ctx.put(mine)
 
@@ -128,14 +130,14 @@ app.every("0 3 * * *", close_day, "all")  # at three in the morning, UTC
 
 
 @session.register
-def log_in(ctx: Context, customer: str) -> None:
+def log_in(ctx: Context[str], customer: str) -> None:
     ctx.put(customer)
 
 
 @session.register
-def visit(ctx: Context) -> str | None:
+def visit(ctx: Context[str]) -> str | None:
     """The customer of this session, if it has not ended. Each visit extends it by half an hour."""
-    customer: str | None = ctx.get()
+    customer = ctx.get()
     if customer is not None:
         ctx.put(customer)
     return customer
@@ -211,7 +213,7 @@ def main() -> None:
         print("1 January: three trials begin, one of them is cancelled")
         with Runtime(app, clock=clock_at(noon), store=store) as runtime:
             client = runtime.client
-            ends = client.call(begin, "ann", "pro", "good", request_id="ann-begins")
+            ends = client.options(request_id="ann-begins").call(begin, "ann", "pro", "good")
             client.batch([(begin, "bo", "pro", "good"), (begin, "cleo", "basic", "stolen"), (cancel, "bo")])
             client.call(log_in, "cookie-1", "ann")
             print(f"  ann's trial ends on {ends}")
@@ -220,7 +222,7 @@ def main() -> None:
         with Runtime(app, clock=clock_at(noon + timedelta(minutes=5)), store=store) as runtime:
             client = runtime.client
             show(runtime)
-            again = client.call(begin, "ann", "pro", "good", request_id="ann-begins")
+            again = client.options(request_id="ann-begins").call(begin, "ann", "pro", "good")
             print(f"  asked again, the answer is the same: {again == ends}")
             print(f"  cookie-1 is the session of {client.call(visit, 'cookie-1')}")
 
@@ -228,12 +230,12 @@ def main() -> None:
         outside.bad_calls = 1
         with Runtime(app, clock=clock_at(noon + timedelta(days=15)), store=store) as runtime:
             client = runtime.client
-            wait_until(lambda: runtime.get(subscription, "ann").receipt is not None)
-            wait_until(lambda: runtime.get(subscription, "cleo").status == "unpaid")
-            wait_until(lambda: bool(runtime.get(books, "all").nights))
+            wait_until(lambda: runtime.state(subscription)["ann"].receipt is not None)
+            wait_until(lambda: runtime.state(subscription)["cleo"].status == "unpaid")
+            wait_until(lambda: bool(runtime.get(books, "all", Books()).nights))
             show(runtime)
             print(f"  cookie-1 is the session of {client.call(visit, 'cookie-1')}")
-            print(f"  nights in the books, though nothing ran for fourteen: {len(runtime.get(books, 'all').nights)}")
+            print(f"  nights in the books, though nothing ran for fourteen: {len(runtime.state(books)['all'].nights)}")
 
         print("and after a last restart")
         with Runtime(app, clock=clock_at(noon + timedelta(days=15, minutes=5)), store=store) as runtime:

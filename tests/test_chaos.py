@@ -154,10 +154,10 @@ def test_what_was_never_answered_is_a_violation() -> None:
 def test_an_answer_that_differs_from_the_first_is_seen() -> None:
     with Runtime(tested_app.app) as one, Runtime(tested_app.app) as other:
         asked = SentRequest("c-1", (tested_app.transfer, "a", "b", 1, "c", 1), 1)
-        assert asked.take(one.client.batch([asked.call], request_id="x"), 0)
-        assert asked.take(one.client.batch([asked.call], request_id="x"), 0)
+        assert asked.take(one.client.options(request_id="x").batch([asked.call]), 0)
+        assert asked.take(one.client.options(request_id="x").batch([asked.call]), 0)
         other.client.call(tested_app.deposit, "a", 5)
-        assert not asked.take(other.client.batch([asked.call], request_id="x"), 0)
+        assert not asked.take(other.client.options(request_id="x").batch([asked.call]), 0)
 
 
 # --- the real thing ---------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import BadRequest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -33,6 +35,25 @@ def test_version_prints_the_version() -> None:
     assert headrace("version").stdout == f"headrace {package.__version__}\n"
 
 
+def test_the_arguments_of_a_call_are_by_position_or_by_name() -> None:
+    from headrace.cli.serve import arguments
+
+    assert arguments([]) == []
+    assert arguments(["bob", "5", "1.5e3", "[1]", '"5"', '"a=b"', "=x", "a b=c", "1=2"]) == [
+        *("bob", 5, 1500.0, [1], "5", "a=b", "=x", "a b=c", "1=2")
+    ]
+    assert arguments(["to=bob", "amount=5", 'note="a=b"', "more=c=d", "none="]) == {
+        "to": "bob",
+        "amount": 5,
+        "note": "a=b",
+        "more": "c=d",
+        "none": "",
+    }
+    for mixed in (["bob", "amount=5"], ["amount=5", "bob"], ["a=1", "a=2"]):
+        with pytest.raises(BadRequest, match="all arguments by position, or each once by name; text with = in it"):
+            arguments(mixed)
+
+
 def test_an_app_that_is_served_can_be_called_until_it_is_stopped() -> None:
     command = [sys.executable, "-u", "-m", "headrace.cli", "run", "examples.bank:app", "--port", "0"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -47,6 +68,13 @@ def test_an_app_that_is_served_can_be_called_until_it_is_stopped() -> None:
         assert (again.returncode, json.loads(again.stdout)) == (0, 70)
         assert (
             headrace("call", "account.transfer", "alice", "bob", "30", "--request-id", "r", *url).stdout == again.stdout
+        )
+        named = headrace("call", "account.transfer", "alice", "amount=5", "to=bob", *url)
+        assert (named.returncode, json.loads(named.stdout)) == (0, 65)
+        unknown = headrace("call", "account.transfer", "alice", "amount=5", "dst=bob", *url)
+        assert (unknown.returncode, json.loads(unknown.stdout)["error"]) == (
+            2,
+            "account.transfer(to: str, amount: int) has no parameter 'dst'",
         )
         aborted = headrace("call", "account.transfer", "alice", "bob", "500", *url)
         assert (aborted.returncode, json.loads(aborted.stdout)["status"]) == (1, "aborted")

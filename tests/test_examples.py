@@ -113,11 +113,11 @@ def test_withdraw_and_ask_answers_with_the_balance_of_the_other(bank_runtime: Ru
 
 def test_a_transfer_sent_twice_with_one_request_id_is_paid_once(bank_runtime: Runtime) -> None:
     client = bank_runtime.client
-    assert client.call(bank.transfer, "alice", "bob", 10, request_id="rent") == 90
-    assert client.call(bank.transfer, "alice", "bob", 10, request_id="rent") == 90
+    assert client.options(request_id="rent").call(bank.transfer, "alice", "bob", 10) == 90
+    assert client.options(request_id="rent").call(bank.transfer, "alice", "bob", 10) == 90
     assert bank_runtime.get(bank.account, "bob") == 10
     with pytest.raises(RequestIdReused):
-        client.call(bank.transfer, "alice", "bob", 11, request_id="rent")
+        client.options(request_id="rent").call(bank.transfer, "alice", "bob", 11)
 
 
 names = st.sampled_from(["a", "b", "c", "d"])
@@ -179,7 +179,7 @@ def test_an_abort_in_order_stock_or_payment_undoes_all_three(
 def test_a_checkout_takes_goods_and_money_and_marks_the_order_once(shop_runtime: Runtime) -> None:
     client = shop_runtime.client
     for _ in range(2):
-        assert client.call(shopping_cart.checkout, "small", "ann", 70, request_id="checkout-small") == 70
+        assert client.options(request_id="checkout-small").call(shopping_cart.checkout, "small", "ann", 70) == 70
     assert shop_runtime.state("stock") == {
         "apple": shopping_cart.Article(10, 3),
         "bread": shopping_cart.Article(50, 0),
@@ -257,9 +257,9 @@ def test_a_cancelled_trip_gives_both_places_back(travel_runtime: Runtime) -> Non
 
 def test_a_batch_sent_again_with_its_request_id_books_nothing_more(travel_runtime: Runtime) -> None:
     wishes = [(hotel_flight.reserve, f"guest-{i}", "inn", "HR1") for i in range(4)]
-    first = travel_runtime.client.batch(wishes, request_id="morning")
+    first = travel_runtime.client.options(request_id="morning").batch(wishes)
     after = snapshot(travel_runtime)
-    again = travel_runtime.client.batch(wishes, request_id="morning")
+    again = travel_runtime.client.options(request_id="morning").batch(wishes)
     assert [reply.status for reply in first] == ["ok", "ok", "aborted", "aborted"]
     assert list(again) == list(first)
     assert snapshot(travel_runtime) == after

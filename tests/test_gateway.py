@@ -56,6 +56,11 @@ def add(ctx: Context, line: Line) -> list[Line]:
     return lines
 
 
+@cart.register
+def pack(ctx: Context, line: Line, count: int = 1, *, wrap: bool = False) -> tuple[Line, int, bool]:
+    return line, count, wrap
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
     listener = socket.socket()
@@ -116,6 +121,57 @@ def test_an_abort_is_told_apart_from_a_result_and_from_a_refusal(address: tuple[
     ):
         status, answer = ask(address, "POST", "/v1/call", body)
         assert (status, answer["status"], answer["code"]) == (expected, "refused", code)
+
+
+def test_json_gives_arguments_by_name_and_leaves_out_defaults(address: tuple[str, int]) -> None:
+    ink = {"sku": "ink", "size": [3, 4]}
+    for args, expected in (
+        ({"line": ink}, [ink, 1, False]),
+        ({"count": 5, "line": ink}, [ink, 5, False]),
+        ({"wrap": True, "line": ink}, [ink, 1, True]),
+        ([ink, 2], [ink, 2, False]),
+        ([ink, 2, True], [ink, 2, True]),
+    ):
+        status, answer = ask(address, "POST", "/v1/call", {"function": "cart.pack", "key": "k", "args": args})
+        assert (status, answer["result"]) == (200, expected)
+    signature = "cart.pack(line: Line, count: int, wrap: bool)"
+    for args, message in (
+        ({"line": ink, "colour": 1}, f"{signature} has no parameter 'colour'"),
+        ({"count": 1}, f"{signature} needs 'line'"),
+        ({}, f"{signature} needs 'line'"),
+        ({"line": ink, "count": "1"}, f"{signature}: 'count' got '1' (str)"),
+        ({"line": ink, "request_id": "x"}, "client.options(request_id=...)"),
+    ):
+        status, answer = ask(address, "POST", "/v1/call", {"function": "cart.pack", "key": "k", "args": args})
+        assert (status, answer["code"]) == (400, "bad_arguments")
+        assert message in answer["error"]
+
+
+def test_a_remote_client_gives_arguments_by_name(client: RemoteClient, address: tuple[str, int]) -> None:
+    ink = Line("ink", (3, 4))
+    assert client.call(pack, "k", ink, wrap=True) == (ink, 1, True)
+    assert client.call("cart.pack", "k", line=ink, count=2) == (ink, 2, False)
+    assert asyncio.run(client.acall(pack, "k", count=2, line=ink, wrap=True)) == (ink, 2, True)
+    for wrong, message in (
+        ({"lines": ink}, "has no parameter 'lines'"),
+        ({"count": 1}, "needs 'line'"),
+        ({"line": ink, "request_id": "x"}, r"client\.options\(request_id=\.\.\.\)"),
+    ):
+        with pytest.raises(BadArguments, match=rf"cart\.pack\(line: Line, count: int, wrap: bool\) .*{message}"):
+            client.call("cart.pack", "k", **wrong)
+    with pytest.raises(BadArguments, match="got 'line' twice"):
+        client.call("cart.pack", "k", ink, line=ink)
+    with connect(f"http://{address[0]}:{address[1]}") as stranger:  # it does not know the app
+        assert stranger.call("account.deposit", "by name", amount=5) == 5
+
+
+def test_the_options_of_a_remote_client_are_a_view_of_it(client: RemoteClient) -> None:
+    mine = client.options(request_id="wire-2")
+    assert [mine.call(deposit, "view", amount=3) for _ in range(2)] == [3, 3]
+    assert mine.batch([(deposit, "view", 1)])[0].request_id == "wire-2/0"
+    assert client.call(deposit, "view", 0) == 4
+    with pytest.raises(BadRequest, match="a client has no option 'timeout'"):
+        client.options(timeout=5)  # type: ignore[arg-type]
 
 
 def test_web_pages_of_other_sites_and_other_names_are_turned_away(address: tuple[str, int]) -> None:
@@ -195,10 +251,10 @@ def test_typed_values_arrive_unchanged_over_the_wire(client: RemoteClient) -> No
 
 
 def test_a_request_id_asked_again_over_the_wire_runs_once(client: RemoteClient) -> None:
-    assert client.call(deposit, "once", 3, request_id="wire-1") == 3
-    assert client.call(deposit, "once", 3, request_id="wire-1") == 3
+    assert client.options(request_id="wire-1").call(deposit, "once", 3) == 3
+    assert client.options(request_id="wire-1").call(deposit, "once", 3) == 3
     with pytest.raises(RequestIdReused):
-        client.call(deposit, "once", 4, request_id="wire-1")
+        client.options(request_id="wire-1").call(deposit, "once", 4)
     assert client.call(deposit, "once", 0) == 3
 
 
@@ -208,7 +264,21 @@ def test_bytes_that_are_no_message_are_refused_and_the_server_goes_on(
     good = codec.encode(Calls("x", ["account.deposit"], ["a"], [client._values.encode((1,))]))
     ragged = codec.encode(Calls("x", ["account.deposit"], ["a", "b"], []))
     no_tuple = codec.encode(Calls("x", ["account.deposit"], ["a"], [client._values.encode("ab")]))
-    for body in (b"", b"\xc1", good[:-3], ragged, no_tuple, codec.encode(Refusal(failure=FAILURE))):
+    one = client._values.encode((1,))
+    twice = codec.encode(Calls("x", ["account.deposit"], ["a"], [client._values.encode((1, 2))], [["amount"] * 2]))
+    too_many = codec.encode(Calls("x", ["account.deposit"], ["a"], [one], [["amount", "other"]]))
+    uneven = codec.encode(Calls("x", ["account.deposit"], ["a"], [one], [["amount"], []]))
+    for body in (
+        b"",
+        b"\xc1",
+        good[:-3],
+        ragged,
+        no_tuple,
+        twice,
+        too_many,
+        uneven,
+        codec.encode(Refusal(failure=FAILURE)),
+    ):
         connection = http.client.HTTPConnection(*address, timeout=30)
         connection.request("POST", "/v1/calls", body, {"Content-Type": "application/msgpack"})
         response = connection.getresponse()

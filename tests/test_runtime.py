@@ -114,7 +114,7 @@ def test_every_thread_gets_its_own_replies() -> None:
 
 def test_one_request_id_from_many_threads_runs_once() -> None:
     def work(_: int) -> list[Any]:
-        return list(runtime.client.batch([(deposit, "k", 1), (deposit, "k", 1)], request_id="same"))
+        return list(runtime.client.options(request_id="same").batch([(deposit, "k", 1), (deposit, "k", 1)]))
 
     with Runtime(bank) as runtime, ThreadPoolExecutor(8) as pool:
         hold(runtime)  # until all threads have asked: the engine gets their requests at once

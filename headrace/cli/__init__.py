@@ -151,7 +151,8 @@ def call(
     function: Annotated[str, typer.Argument(help="The function, as in account.transfer.")],
     key: Annotated[str, typer.Argument(help="The key of the entity.")],
     args: Annotated[
-        list[str] | None, typer.Argument(help="The arguments: JSON, or plain text if it is not valid JSON.")
+        list[str] | None,
+        typer.Argument(help="The arguments, or name=argument: JSON, or plain text if it is not valid JSON."),
     ] = None,
     url: Annotated[str, typer.Option(help="URL of the running app.")] = f"http://127.0.0.1:{PORT}",
     request_id: Annotated[

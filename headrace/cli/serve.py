@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -32,6 +33,8 @@ from headrace.runtime.loading import load
 
 if TYPE_CHECKING:
     from headrace.spark.kafka.pipeline import Pipeline
+
+NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)  # an argument by name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +202,21 @@ def call(
     url: str, function: str, key: str | int, args: list[str], request_id: str | None
 ) -> tuple[str, dict[str, Any]]:
     """The status and the answer of one call."""
-    wanted = {"function": function, "key": key, "args": [parse(arg) for arg in args], "request_id": request_id}
+    wanted = {"function": function, "key": key, "args": arguments(args), "request_id": request_id}
     return post(url, "/v1/call", wanted)
+
+
+def arguments(given: list[str]) -> list[Any] | dict[str, Any]:
+    """The arguments by position, or by name if they are name=value."""
+    named = [(found[1], found[2]) for found in map(NAMED.match, given) if found]
+    if not named:
+        return [parse(arg) for arg in given]
+    if len(named) < len(given) or len(dict(named)) < len(named):
+        raise BadRequest(
+            "give all arguments by position, or each once by name; text with = in it is written as JSON, in quotes: "
+            "'\"a=b\"'"
+        )
+    return {name: parse(value) for name, value in named}
 
 
 def post(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ Never here: earlier requests, state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,15 @@ from headrace.wire.messages import Failure
 from headrace.wire.values import Key, shown, size_of
 
 
+class KeywordCall(NamedTuple):
+    """A call with arguments by name, beside `(function, key, *args)`."""
+
+    function: Any
+    key: Any
+    args: Args
+    kwargs: dict[str, Any]
+
+
 class Admission:
     """Checks calls against the app: does the function exist, is the key a key, do the arguments fit?"""
 
@@ -29,7 +38,7 @@ class Admission:
         self.program = program
 
     def admit(self, origin: Origin, calls: Sequence[Any]) -> Batch:
-        """Calls are `(function, key, *args)`. The batch lists those that are refused."""
+        """Calls are `(function, key, *args)`, or `KeywordCall`. The batch lists those that are refused."""
         if not isinstance(origin.ids, str):
             origin = msgspec.structs.replace(origin, ids=list(origin.ids))
             if len(origin.ids) != len(calls):
@@ -41,7 +50,7 @@ class Admission:
                 return self.admit_columns(origin, functions.pop(), keys, args)
         except (TypeError, LookupError):
             pass
-        return self.admit_rows(origin, [take_apart(call) for call in calls])
+        return self.admit_rows(origin, [self._positional(call) for call in calls])
 
     def admit_columns(self, origin: Origin, function: Any, keys: list[Any], args: list[Args]) -> Batch:
         """One function for many keys: checked in columns; one by one only if a check fails."""
@@ -79,6 +88,14 @@ class Admission:
                 arguments.append(args)
                 sizes.append(sum(map(size_of, args)))
         return Batch(origin, entries, keys, arguments, refused, sizes if any(sizes) else None)
+
+    def _positional(self, call: Any) -> tuple[Any, Any, Any] | BadRequest:
+        if type(call) is not KeywordCall:
+            return take_apart(call)
+        try:
+            return call.function, call.key, self._find(call.function).signature.bind(call.args, call.kwargs)
+        except BadRequest as error:
+            return error
 
     def _find(self, function: Any) -> Entry:
         entry = self.program.find(function)

@@ -210,9 +210,11 @@ class SerialContext(Deferring):
             delta = self._seal(combine(unseal(self._state), unseal(delta)))
         self._state = delta
 
-    def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable:
+    def call(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> Awaitable:
         if self._binding.is_plain:
             raise BadCall(f"{self._binding.name} is a plain def and cannot await: make it async def, or use call_async")
+        if kwargs:
+            args = self._bind(function, args, kwargs)
         binding = self._functions.get(function) if type(function) is Function else None
         if (
             binding is None
@@ -228,7 +230,9 @@ class SerialContext(Deferring):
         self._transaction.unawaited[call] = None
         return call
 
-    def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
+    def call_async(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> None:
+        if kwargs:
+            args = self._bind(function, args, kwargs)
         try:
             binding = self._functions[function]
             fits, kind = binding.fits, type(key)
@@ -323,17 +327,16 @@ def get(self, default=None):
 """
 PUT = """
 def put(self, v):
-    if {test}:
-        try:
+    try:
+        if {test}:
             data = head + encode(v)
-        except FAILURES:
-            put_any(self, v)
-            return
-        transaction, size = self._transaction, len(data)
-        if size <= bytes_max and size <= transaction.bytes_left:
-            transaction.bytes_left -= size
-            self._state = data
-            return
+            transaction, size = self._transaction, len(data)
+            if size <= bytes_max and size <= transaction.bytes_left:
+                transaction.bytes_left -= size
+                self._state = data
+                return
+    except FAILURES:
+        pass
     put_any(self, v)
 """
 
@@ -367,8 +370,8 @@ class TrackedContext(SerialContext):
             self._drawn = Chance(self._bindings.state.seed, self.tid, self._path)
         return self._drawn
 
-    def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
-        super().call_async(function, key, *args)
+    def call_async(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> None:
+        super().call_async(function, key, *args, **kwargs)
         self._made += 1
         self._paths.append(order.path_sent(self._path, self._made))
 

@@ -172,13 +172,13 @@ class Entry:
         self.body: Callable[..., Any]
         self.fits: Callable[[Args], bool]
         if twin is None:
-            self.body, self.signature = function.body, Signature(function, values)
+            self.body, self.signature = function.by_position, Signature(function, values)
             self.result = self.signature.result
             self.fits = self.signature.compile_fits()
             self.sealed = Entry(function, values, number + 1, twin=self)
         else:
             self.signature, self.sealed, self.fits, self.result = twin.signature, self, never, twin.result
-            body, decode = function.body, values.decode
+            body, decode = function.by_position, values.decode
             self.body = lambda context, data: body(context, *decode(data))
 
     def admit(self, args: Args) -> tuple[Entry, Args]:

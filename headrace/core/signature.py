@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from headrace.errors import BadArguments, BadValue, ModelError, TooLarge
 from headrace.model.app import hints_of
+from headrace.model.keywords import Keywords
 from headrace.model.operator import Function
 from headrace.wire.hints import Hints, Unsupported, name_of
 from headrace.wire.typed_values import Codec, describe
@@ -33,6 +34,7 @@ class Signature:
         hints = hints_of(function)
         self.variadic = bool(function.parameters) and function.parameters[-1].kind is inspect.Parameter.VAR_POSITIONAL
         named = function.parameters[:-1] if self.variadic else function.parameters
+        self.keywords = Keywords(function.parameters)
         self.names = [parameter.name for parameter in function.parameters]
         self.hints = [hints.get(name, Any) for name in self.names]
         self.least = sum(parameter.default is parameter.empty for parameter in named)
@@ -43,7 +45,11 @@ class Signature:
             declared_codec(hint, values, f"{self.name}: parameter {name!r}")
             for name, hint in zip(self.names, self.hints, strict=True)
         ]
-        self.result = result_codec(self.name, hints.get("return", Any), values)
+        self.result = declared_codec(hints.get("return", Any), values, f"{self.name}: result")
+        for parameter, codec in zip(function.parameters, self.codecs, strict=True):
+            trouble = None if parameter.default is parameter.empty else codec.fault(parameter.default)
+            if trouble is not None:
+                raise ModelError(f"{self.name}: the default of parameter {parameter.name!r}: {trouble}")
 
     def compile_fits(self) -> Callable[[Args], bool]:
         """A fast check for the common case: the right number of arguments, each a small scalar of exactly the annotated
@@ -128,6 +134,22 @@ def fits(args):
     def takes(self, count: int) -> bool:
         return self.least <= count and (self.variadic or count <= self.most)
 
+    def bind(self, args: Args, kwargs: Mapping[str, Any]) -> Args:
+        """The arguments by position, as they are logged; raises if a name is unknown, given twice or missing."""
+        return self.keywords.bind(args, kwargs, self)
+
+    def convert_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The same as `convert`, for arguments by name."""
+        return {name: converted(arg, self._hint(name)) for name, arg in kwargs.items()}
+
+    def convert_column(self, name: str, cells: list[Any]) -> list[Any]:
+        """The same as `convert`, for one argument of many calls."""
+        hint = self._hint(name)
+        return [converted(cell, hint) for cell in cells]
+
+    def _hint(self, name: str) -> Any:
+        return self.hints[self.names.index(name)] if name in self.names else Any
+
     def convert(self, args: Sequence[Any]) -> tuple[Any, ...]:
         """Arguments from a poorer notation (JSON, a Spark row) as the annotated types: a dict as a dataclass, a list as
         a tuple, text as a date. What does not convert stays as it is, for `admit` to refuse."""
@@ -155,11 +177,6 @@ def declared_codec(hint: Any, values: Values, where: str) -> Codec:
         return Codec(values.hints.type_of(hint), values)
     except Unsupported as error:
         raise ModelError(f"{where}: {error}") from None
-
-
-def result_codec(name: str, hint: Any, values: Values) -> Codec:
-    """Of a function's results. Results of Headrace's own functions are not declared."""
-    return declared_codec(hint, values, f"{name}: result")
 
 
 def conforms(value: Any, hint: Any) -> bool:

@@ -97,13 +97,16 @@ def read_fingerprint(store: Store, digest: str) -> Fingerprint:
 
 
 def callable_functions(app: App) -> dict[str, Any]:
-    """The app's functions: the least and the most arguments they take (None: any number), and their parameters."""
+    """The app's functions: the least and the most arguments they take (None: any number), their parameters, and those
+    that can be given by name, with whether they must be given."""
     found = {}
     for function in app.functions:
         variadic = [each for each in function.parameters if each.kind is each.VAR_POSITIONAL]
         named = [each for each in function.parameters if each not in variadic]
         least = sum(each.default is each.empty for each in named)
-        found[function.full_name] = [least, None if variadic else len(named), ", ".join(map(str, function.parameters))]
+        needed = {each.name: each.default is each.empty for each in named if each.kind is not each.POSITIONAL_ONLY}
+        text = ", ".join(map(str, function.parameters))
+        found[function.full_name] = [least, None if variadic else len(named), text, needed]
     return found
 
 

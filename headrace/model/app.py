@@ -7,13 +7,18 @@ import datetime
 import inspect
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, TypeVar, overload
 
 import msgspec
 
-from headrace.errors import ModelError
+from headrace.errors import BadArguments, ModelError
 from headrace.model import cron
+from headrace.model.keywords import Keywords
 from headrace.model.operator import NAME, RESERVED, Function, Operator
+from headrace.model.type_variables import P, R, State
+
+if TYPE_CHECKING:
+    from headrace.model.type_variables import TypeForm
 
 Class = TypeVar("Class", bound=type)
 
@@ -44,6 +49,40 @@ class Schedule(NamedTuple):
         return f"every/{self.name}"
 
 
+class AppOptions:
+    """Made by `app.options(...)`."""
+
+    def __init__(self, app: App, name: str | None = None) -> None:
+        self.app, self.name = app, name
+
+    def every(
+        self,
+        when: str | int | float | datetime.timedelta,
+        function: Function[P, R],
+        key: Any,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Schedule:
+        """`app.every`, with these options."""
+        if not isinstance(function, Function):
+            raise ModelError(f"app.every takes a registered function, not {function!r}")
+        name = self.name or function.name
+        if name in self.app.schedules:
+            raise ModelError(
+                f"app {self.app.name} has two schedules named {name}: name one of them, as in "
+                f'app.options(name="...").every(...)'
+            )
+        try:
+            placed = Keywords(function.parameters).bind(args, kwargs, function.full_name) if kwargs else args
+        except BadArguments as error:
+            hint = '; to name the schedule, write app.options(name="...").every(...)' if "name" in kwargs else ""
+            raise ModelError(f"app {self.app.name}: schedule {name}: {error}{hint}") from None
+        schedule = Schedule(name, cron.parse(when), function.full_name, key, placed)
+        self.app.schedules[name] = schedule
+        return schedule
+
+
 class App:
     """`app = App("bank")`, then `app.operator("account")`, then functions registered on it."""
 
@@ -58,6 +97,30 @@ class App:
         self.schedules: dict[str, Schedule] = {}
         self._records: list[type] = []
 
+    @overload
+    def operator(
+        self,
+        name: str,
+        *,
+        state: None = None,
+        combine: Callable[[Any, Any], Any] | None = None,
+        partition_by: Callable[[Any], Any] | None = None,
+        ttl: float | datetime.timedelta | None = None,
+        migrate: Callable[..., Any] | None = None,
+        changes: bool = False,
+    ) -> Operator[Any]: ...
+    @overload
+    def operator(
+        self,
+        name: str,
+        *,
+        state: TypeForm[State],
+        combine: Callable[[State, State], State] | None = None,
+        partition_by: Callable[[Any], Any] | None = None,
+        ttl: float | datetime.timedelta | None = None,
+        migrate: Callable[..., Any] | None = None,
+        changes: bool = False,
+    ) -> Operator[State]: ...
     def operator(
         self,
         name: str,
@@ -68,7 +131,7 @@ class App:
         ttl: float | datetime.timedelta | None = None,
         migrate: Callable[..., Any] | None = None,
         changes: bool = False,
-    ) -> Operator:
+    ) -> Operator[Any]:
         """Define an entity type. `state` is the type of its state (needed for a dataclass or struct that is in no
         function's annotations), `combine(state, delta)` allows `ctx.merge`, and `partition_by(key)` keeps entities with
         equal results on one worker. With a `ttl` (seconds, or a timedelta) an entity is deleted that long after it was
@@ -78,9 +141,10 @@ class App:
             raise ModelError(f"operator {name} is defined twice in app {self.name}")
         if name == RESERVED:
             raise ModelError(f"the operator name {RESERVED!r} is reserved: choose another name")
-        operator = self.operators[name] = Operator(
+        operator: Operator = Operator(
             name, state=state, combine=combine, partition_by=partition_by, ttl=ttl, migrate=migrate, changes=changes
         )
+        self.operators[name] = operator
         return operator
 
     def external(
@@ -101,21 +165,23 @@ class App:
     def every(
         self,
         when: str | int | float | datetime.timedelta,
-        function: Function,
+        function: Function[P, R],
         key: Any,
-        *args: Any,
-        name: str | None = None,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Schedule:
         """Call a function repeatedly: at cron times in UTC ("*/5 * * * *"), or at an interval. If several times were
-        missed because the app was not running, it is called once. `name` identifies the schedule, also in the next
-        version."""
-        if not isinstance(function, Function):
-            raise ModelError(f"app.every takes a registered function, not {function!r}")
-        name = name or function.name
-        if name in self.schedules:
-            raise ModelError(f"app {self.name} has two schedules named {name}: give one of them another name=")
-        schedule = self.schedules[name] = Schedule(name, cron.parse(when), function.full_name, key, args)
-        return schedule
+        missed because the app was not running, it is called once. The schedule has the function's name; give it another
+        one with `app.options(name="...").every(...)`."""
+        return AppOptions(self).every(when, function, key, *args, **kwargs)
+
+    def options(self, *, name: str | None = None, **unknown: Never) -> AppOptions:
+        """Options for `every`, apart from the arguments, which belong to the function: `name` identifies the schedule,
+        also in the next version."""
+        for other in unknown:
+            raise ModelError(f"an app has no option {other!r}; it has: name")
+        return AppOptions(self, name)
 
     def record(self, cls: Class) -> Class:
         """Register a dataclass or msgspec struct that is in no annotation; usable as a decorator."""

@@ -10,17 +10,18 @@ import datetime
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, overload
+
+from headrace.model.type_variables import Default, P, R, S
 
 if TYPE_CHECKING:
     from headrace.model.chance import Random
     from headrace.model.operator import Function
 
-Value = TypeVar("Value")
 
-
-class Context(ABC):
-    """One call of one transaction on one entity."""
+class Context(ABC, Generic[S]):
+    """One call of one transaction on one entity, whose state is an `S`: write `ctx: Context[Account]`, and the type
+    checker knows what `get` returns and what `put` takes."""
 
     __slots__ = ()
 
@@ -48,15 +49,15 @@ class Context(ABC):
         """A new UUID, which is the same when this call is run again."""
 
     @overload
-    def get(self) -> Any: ...
+    def get(self) -> S | None: ...
     @overload
-    def get(self, default: Value) -> Value: ...
+    def get(self, default: Default) -> S | Default: ...
     @abstractmethod
     def get(self, default: Any = None) -> Any:
         """A copy of this entity's state; `default` if it has none."""
 
     @abstractmethod
-    def put(self, value: Any) -> None:
+    def put(self, value: S) -> None:
         """Set this entity's state."""
 
     @abstractmethod
@@ -64,19 +65,27 @@ class Context(ABC):
         """Remove this entity's state; no error if it has none."""
 
     @abstractmethod
-    def merge(self, delta: Any) -> None:
+    def merge(self, delta: S) -> None:
         """Combine `delta` into the state with the operator's `combine`; without a state, `delta` becomes the state."""
 
     @abstractmethod
-    def call(self, function: Function | str, key: Any, /, *args: Any) -> Awaitable[Any]:
+    def call(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """Call a function of another entity (or this one) now and await its result: only in an `async def`."""
 
     @abstractmethod
-    def call_async(self, function: Function | str, key: Any, /, *args: Any) -> None:
+    def call_async(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call one-way, in this transaction: runs after the root has returned, in the order the calls were made."""
 
     @abstractmethod
-    def call_later(self, delay: float | datetime.timedelta, function: Function | str, key: Any, /, *args: Any) -> str:
+    def call_later(
+        self,
+        delay: float | datetime.timedelta,
+        function: Function[P, R] | str,
+        key: Any,
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> str:
         """Call one-way, in a separate transaction, once `delay` (seconds, or a timedelta) has passed after `now`. If
         that transaction aborts, it is not tried again. Returns an id for `cancel`."""
 

@@ -5,53 +5,45 @@ from __future__ import annotations
 import datetime
 import inspect
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, overload
 
 from headrace.errors import ModelError
 from headrace.model.cron import duration_us
+from headrace.model.function_parameters import by_position, parameters_of
+from headrace.model.type_variables import P, Plain, R, Result, S
+
+if TYPE_CHECKING:
+    from headrace.model.context import Context
 
 RESERVED = "headrace"  # the operator that every app has: see core/later/builtin.py
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 Body = Callable[..., Any]
 
 
-class Function:
-    """A registered function: a reference to call it by, and still callable as the plain function that was decorated."""
+class Function(Generic[P, R, Plain]):
+    """A registered function: a reference to call it by, and still callable as the plain function that was decorated.
+    `P` are the parameters after the context, `R` is the result of a call."""
 
-    def __init__(self, operator: Operator, body: Body) -> None:
+    def __init__(self, operator: Operator[Any], body: Body) -> None:
         self.operator, self.body, self.__wrapped__ = operator, body, body
         self.name = body.__name__
         self.full_name = f"{operator.name}.{self.name}"
         self.__doc__ = body.__doc__
         self.is_async = inspect.iscoroutinefunction(body)
-        self.parameters = self._parameters(body)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.body(*args, **kwargs)
-
-    def __repr__(self) -> str:
-        return f"<function {self.full_name}>"
-
-    def _parameters(self, body: Body) -> tuple[inspect.Parameter, ...]:
-        """The parameters that a caller passes, without the context."""
         if not NAME.match(self.name):
             raise ModelError(f"{self.full_name}: a function needs a plain name, so that it can be called")
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise ModelError(f"{self.full_name} yields; a function must return its result")
-        parameters = list(inspect.signature(body).parameters.values())
-        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if not parameters or parameters[0].kind not in positional:
-            raise ModelError(
-                f"{self.full_name}: its first parameter must be the context, as in def {self.name}(ctx, ...)"
-            )
-        for parameter in parameters[1:]:
-            named_only = parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-            if named_only or parameter.kind is parameter.VAR_KEYWORD:
-                raise ModelError(
-                    f"{self.full_name}: arguments are passed by position, so {parameter} could never be given"
-                )
-        return tuple(parameter for parameter in parameters[1:] if parameter.kind is not parameter.KEYWORD_ONLY)
+        self.parameters = parameters_of(self.full_name, body)  # without the context
+        self.by_position = by_position(body, self.parameters)  # the body, for arguments from the log
+
+    def __call__(self, ctx: Context[Any], /, *args: P.args, **kwargs: P.kwargs) -> Plain:
+        result: Plain = self.body(ctx, *args, **kwargs)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<function {self.full_name}>"
 
 
 def headrace_expire(ctx: Any) -> bool:
@@ -59,8 +51,8 @@ def headrace_expire(ctx: Any) -> bool:
     return bool(ctx.expire())
 
 
-class Operator:
-    """Made by `app.operator(...)`. An entity is `(operator, key)` and has its own state."""
+class Operator(Generic[S]):
+    """Made by `app.operator(...)`. An entity is `(operator, key)` and has its own state, an `S`."""
 
     def __init__(
         self,
@@ -91,11 +83,17 @@ class Operator:
         self.functions: dict[str, Function] = {}
         self.expire = None if ttl is None else Function(self, headrace_expire)
 
-    def register(self, body: Body) -> Function:
+    @overload
+    def register(
+        self, body: Callable[Concatenate[Context[S], P], Coroutine[Any, Any, Result]]
+    ) -> Function[P, Result, Coroutine[Any, Any, Result]]: ...
+    @overload
+    def register(self, body: Callable[Concatenate[Context[S], P], Result]) -> Function[P, Result, Result]: ...
+    def register(self, body: Body) -> Function[Any, Any, Any]:
         """Register a function of this operator, as a decorator; the name remains a reference to it."""
         if not inspect.isfunction(body):
             raise ModelError(f"operator {self.name}: {body!r} is not a function; register takes a def or an async def")
-        function = Function(self, body)
+        function: Function = Function(self, body)
         if function.name == headrace_expire.__name__:
             raise ModelError(f"{function.full_name}: this name is reserved")
         if function.name in self.functions:

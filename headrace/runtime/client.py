@@ -7,18 +7,21 @@ HTTP.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, overload
+from typing import Any, Never, Self, overload
 
 import msgspec
 
+from headrace.core.admission import KeywordCall
 from headrace.errors import REFUSALS, Aborted, BadRequest
 from headrace.model.operator import Function
+from headrace.model.type_variables import P, R
 from headrace.wire.messages import Answers, Failure, RequestIds, id_of
 from headrace.wire.values import shown
 
@@ -102,43 +105,56 @@ class Client(ABC):
 
     def __init__(self) -> None:
         self._name, self._numbers = uuid.uuid4().hex, itertools.count(1)
+        self._request_id: str | None = None  # of the next call or batch; if there is none, an id is made
 
     @abstractmethod
     def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
         """Send a batch. With `wait`, wait for room; without, raise `Overloaded` if there is none."""
 
-    def call(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
+    def options(self, *, request_id: str | None = None, **unknown: Never) -> Self:
+        """This client, with options for a call: `client.options(request_id="x").call(...)`. They stand apart from the
+        arguments, which belong to the function. With `request_id="x"` the calls of a batch have the ids "x/0", "x/1"
+        and so on."""
+        for name in unknown:
+            raise BadRequest(f"a client has no option {name!r}; it has: request_id")
+        if request_id is not None and type(request_id) is not str:
+            raise BadRequest(f"a request id must be a str, not {shown(request_id)}")
+        view = copy.copy(self)
+        view._request_id = request_id
+        return view
+
+    def call(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function and wait for its result. Raises `Aborted`, or the reason why the request was refused."""
-        return self._one(function, key, args, request_id, wait=True).result()[0].unwrap()
+        result: R = self._one(function, key, args, kwargs, wait=True).result()[0].unwrap()
+        return result
 
-    async def acall(self, function: Function | str, key: Any, /, *args: Any, request_id: str | None = None) -> Any:
+    async def acall(self, function: Function[P, R] | str, key: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same, awaited."""
-        future = self._one(function, key, args, request_id, wait=False)
-        return (await asyncio.wrap_future(future))[0].unwrap()
+        future = self._one(function, key, args, kwargs, wait=False)
+        result: R = (await asyncio.wrap_future(future))[0].unwrap()
+        return result
 
-    def batch(self, calls: Sequence[Any], *, request_id: str | None = None) -> Replies:
+    def batch(self, calls: Sequence[Any]) -> Replies:
         """Run many calls, `(function, key, *args)` each, in this order. Each is its own transaction; a failed call does
-        not raise. With `request_id="x"` the requests have the ids "x/0", "x/1" and so on."""
-        return self._many(calls, request_id, wait=True).result()
+        not raise."""
+        return self._many(calls, wait=True).result()
 
-    async def abatch(self, calls: Sequence[Any], *, request_id: str | None = None) -> Replies:
+    async def abatch(self, calls: Sequence[Any]) -> Replies:
         """The same, awaited."""
-        return await asyncio.wrap_future(self._many(calls, request_id, wait=False))
+        return await asyncio.wrap_future(self._many(calls, wait=False))
 
     def _one(
-        self, function: Any, key: Any, args: tuple[Any, ...], request_id: str | None, wait: bool
+        self, function: Any, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool
     ) -> Future[Replies]:
-        return self.submit([self.id_or_new(request_id)], [(function, key, *args)], wait)
+        call = KeywordCall(function, key, args, kwargs) if kwargs else (function, key, *args)
+        return self.submit([self.next_id()], [call], wait)
 
-    def _many(self, calls: Sequence[Any], request_id: str | None, wait: bool) -> Future[Replies]:
-        return self.submit(self.id_or_new(request_id), list(calls), wait)
+    def _many(self, calls: Sequence[Any], wait: bool) -> Future[Replies]:
+        return self.submit(self.next_id(), list(calls), wait)
 
-    def id_or_new(self, given: str | None) -> str:
-        if given is None:
-            return self.new_id()
-        if type(given) is not str:
-            raise BadRequest(f"a request id must be a str, not {shown(given)}")
-        return given
+    def next_id(self) -> str:
+        """The request id of what is sent now."""
+        return self.new_id() if self._request_id is None else self._request_id
 
     def new_id(self) -> str:
         return f"{self._name}-{os.getpid()}-{next(self._numbers)}"  # a fork may copy a client

@@ -24,7 +24,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 from headrace.config import Config
 from headrace.core.admission import Admission
@@ -50,6 +50,7 @@ from headrace.core.signature import Args
 from headrace.errors import BadCall, BadRequest, Overloaded, Stopped, StreamError, TooLarge, UnknownFunction
 from headrace.model.app import App
 from headrace.model.operator import Function, Operator
+from headrace.model.type_variables import Default, S
 from headrace.runtime.client import Client, Replies
 from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.externals import Externals
@@ -146,11 +147,21 @@ class Driver(ABC):
         future.add_done_callback(lambda _: self._release(rows))
         return future
 
+    @overload
+    def state(self, operator: Operator[S]) -> dict[Any, S]: ...
+    @overload
+    def state(self, operator: str) -> dict[Any, Any]: ...
     def state(self, operator: Operator | str) -> dict[Any, Any]:
         """All entities of an operator, key and state, as they are between two epochs."""
         name, unseal = self._name_of(operator), self.engine.program.values.unseal
         return {key: unseal(value) for _, key, value in self._ask(lambda token: Read(token, name, None))}
 
+    @overload
+    def get(self, operator: Operator[S], key: Any) -> S | None: ...
+    @overload
+    def get(self, operator: Operator[S], key: Any, default: Default) -> S | Default: ...
+    @overload
+    def get(self, operator: str, key: Any, default: Any = None) -> Any: ...
     def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
         """The state of one entity."""
         name, program = self._name_of(operator), self.engine.program
@@ -411,12 +422,10 @@ class LocalClient(Client):
         super().__init__()
         self._runtime = runtime
 
-    def map(
-        self, function: Function | str, keys: Sequence[Any], args: Sequence[Args], *, request_id: str | None = None
-    ) -> Replies:
+    def map(self, function: Function | str, keys: Sequence[Any], args: Sequence[Args]) -> Replies:
         """Call one function on many keys, each with its tuple of arguments. This is the fastest way to submit columns
         of data."""
-        ids = self.id_or_new(request_id)
+        ids = self.next_id()
         self._runtime.admission.check_id(ids)
         if len(keys) != len(args):
             raise BadRequest(f"{len(keys)} keys, but arguments for {len(args)}")

@@ -1,6 +1,7 @@
 """The HTTP gateway of a runtime: JSON for people and other languages, msgpack for `RemoteClient`.
 
     POST /v1/call    {"function": "account.transfer", "key": "alice", "args": ["bob", 5], "request_id": "optional"}
+                     or, by name, "args": {"to": "bob", "amount": 5}
     POST /v1/calls   a `Calls` message, answered by an `Answers` message (application/msgpack)
     GET  /v1/state/{operator}/{key}
     POST /v1/rescale {"workers": 3}
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from headrace.core.admission import failure_of
+from headrace.core.admission import KeywordCall, failure_of
 from headrace.errors import REFUSALS, AnswerTooLarge, BadKey, BadMessage, BadRequest, Forbidden, HeadraceError, TooLarge
 from headrace.runtime.client import Reply
 from headrace.runtime.driver import Driver
@@ -39,7 +40,7 @@ class JsonCall(msgspec.Struct, forbid_unknown_fields=True):
 
     function: str
     key: str | int
-    args: list[Any] = []
+    args: list[Any] | dict[str, Any] = []
     request_id: str | None = None
 
 
@@ -80,10 +81,14 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
     async def call(request: Request) -> Response:
         wanted = in_json(json_call, await body_of(request))
         entry = program.find(wanted.function)
-        args = entry.signature.convert(wanted.args)
-        ids = [runtime.client.id_or_new(wanted.request_id)]
-        submitted = runtime.client.submit(ids, [(entry.function, wanted.key, *args)], wait=False)
-        replies = await asyncio.wrap_future(submitted)
+        wished: tuple[Any, ...]
+        if isinstance(wanted.args, dict):
+            named = entry.signature.convert_named(wanted.args)
+            wished = KeywordCall(entry.function, wanted.key, (), named)
+        else:
+            wished = (entry.function, wanted.key, *entry.signature.convert(wanted.args))
+        client = runtime.client.options(request_id=wanted.request_id)
+        replies = await asyncio.wrap_future(client.submit([client.next_id()], [wished], wait=False))
         return json(*reply_in_json(replies[0]))
 
     @web.post("/v1/calls")
@@ -91,14 +96,14 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
         message = codec.decode(await body_of(request))
         if not isinstance(message, Calls):
             raise BadMessage(f"a {type(message).__name__} is not a request")
-        sizes = {len(message.functions), len(message.keys), len(message.args)}
+        names = message.names or [[]] * len(message.functions)
+        sizes = {len(message.functions), len(message.keys), len(message.args), len(names)}
         if len(sizes) > 1 or (isinstance(message.ids, list) and {len(message.ids)} != sizes):
             raise BadMessage("the columns of the message differ in length")
         arguments = [program.values.decode(args) for args in message.args]
         if not set(map(type, arguments)) <= {tuple}:
             raise BadMessage("the arguments of a call must be a tuple")
-        rows = zip(message.functions, message.keys, arguments, strict=True)
-        batch = [(function, key, *args) for function, key, args in rows]
+        batch = list(map(call_row, message.functions, message.keys, arguments, names))
         replies = await asyncio.wrap_future(runtime.client.submit(message.ids, batch, wait=False))
         try:
             answers = msgspec.structs.replace(replies.answers, tids=list(replies.answers.tids))
@@ -144,6 +149,16 @@ def gateway(runtime: Driver, hosts: Sequence[str] = ("127.0.0.1", "localhost", "
         return json({"status": "ok"})
 
     return web
+
+
+def call_row(function: str, key: Any, args: tuple[Any, ...], names: list[str]) -> tuple[Any, ...]:
+    """A call as a client gives it."""
+    if not names:
+        return (function, key, *args)
+    if len(set(names)) < len(names) or len(names) > len(args):
+        raise BadMessage("a call has two arguments of one name, or more names than arguments")
+    at = len(args) - len(names)
+    return KeywordCall(function, key, args[:at], dict(zip(names, args[at:], strict=True)))
 
 
 def in_json(decoder: msgspec.json.Decoder[Wanted], body: bytes) -> Wanted:

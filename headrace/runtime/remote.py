@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from headrace.config import Config
-from headrace.core.admission import failure_of, take_apart
+from headrace.core.admission import KeywordCall, failure_of, take_apart
 from headrace.errors import REFUSALS, BadMessage, BadRequest, UnknownFunction, Unreachable
 from headrace.model.app import App
 from headrace.model.operator import Function
@@ -44,22 +44,26 @@ class RemoteClient(Client):
         names: list[str] = []
         keys: list[Any] = []
         arguments: list[bytes] = []
+        keywords: list[list[str]] = []
         refused: dict[int, Failure] = {}
         for position, call in enumerate(calls):
             try:
-                name, key, args = self._encode(call)
+                name, key, args, named = self._encode(call)
             except BadRequest as error:
                 refused[position] = failure_of(error)
             else:
                 names.append(name)
                 keys.append(key)
                 arguments.append(args)
+                keywords.append(named)
         sent = [id_of(ids, at) for at in range(len(calls)) if at not in refused] if refused else ids
-        message = codec.encode(Calls(sent, names, keys, arguments))
+        message = codec.encode(Calls(sent, names, keys, arguments, keywords if any(keywords) else []))
         return self._pool.submit(self._exchange, message, ids, refused)
 
-    def _encode(self, call: Any) -> tuple[str, Any, bytes]:
-        apart = take_apart(call)
+    def _encode(self, call: Any) -> tuple[str, Any, bytes, list[str]]:
+        """Function, key, arguments, and the names of the last ones. The server puts them into their places."""
+        named = call.kwargs if type(call) is KeywordCall else {}
+        apart = take_apart((call.function, call.key, *call.args, *named.values()) if named else call)
         if isinstance(apart, BadRequest):
             raise apart
         function, key, args = apart
@@ -67,7 +71,7 @@ class RemoteClient(Client):
         if type(name) is not str:
             raise UnknownFunction(f"{shown(function)} is not a registered function, nor the name of one")
         check_key(key, Config().key_bytes_max)
-        return name, key, self._values.encode(args)
+        return name, key, self._values.encode(args), list(named)
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -82,7 +82,7 @@ class Oracle:
         where = (function.full_name, key)
         try:
             context = OracleContext(self, function, key, hops, depth)
-            result = function.body(context, *copied(args))
+            result = function.by_position(context, *copied(args))
             result = await result if inspect.iscoroutine(result) else result
             return self.carry(result) if is_seen else None
         except BaseException as error:

@@ -34,7 +34,7 @@ class Outside(Workload):
     def _chime(self, rng: random.Random, name: str) -> None:
         every_us, last_us = rng.choice((20_000, 50_000, 200_000)), BEGIN_US + rng.choice((100_000, 300_000, 800_000))
         chimed, failures = self.functions["chimed"], rng.choice((0.0, 0.3, 1.0))
-        schedule = self.app.every(every_us / 1_000_000, chimed, rng.choice(self.keys), failures, name=name)
+        schedule = self.app.options(name=name).every(every_us / 1_000_000, chimed, rng.choice(self.keys), failures)
         self.app.schedules[name] = schedule._replace(when=Ending(every_us, last_us))
 
     def call(self, rng: random.Random) -> Call:

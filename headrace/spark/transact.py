@@ -16,7 +16,7 @@ starts.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 the usual name
 from pyspark.sql.streaming import StreamingQuery
 
+from headrace.core.signature import Signature
+from headrace.durability.inbox.arrow_rows import NAMED
 from headrace.durability.store import check_name
-from headrace.errors import StreamError
+from headrace.errors import BadArguments, StreamError
 from headrace.model.operator import Function
 from headrace.runtime.driver import Driver
 from headrace.spark.sources.calls import CallColumns
@@ -37,7 +39,7 @@ def transact(
     function: Function | str | None = None,
     *,
     key: str,
-    args: Sequence[str] = (),
+    args: Sequence[str] | Mapping[str, str] = (),
     args_json: str | None = None,
     request_id: str | None = None,
     runtime: Driver | None = None,
@@ -46,7 +48,8 @@ def transact(
     checkpoint: str | None = None,
     trigger: dict[str, Any] | None = None,
 ) -> StreamingQuery | None:
-    """Run each row of a DataFrame as the call `function(key, *args)`; `key` and `args` name columns.
+    """Run each row of a DataFrame as the call `function(key, *args)`; `key` and `args` name columns. `args` is a list,
+    or `{parameter: column}`; a parameter without a column takes its default.
 
     Without a `function` the rows name theirs, in a column `function` ("account.transfer") or in `operator` and
     `function`. `request_id` is a column with ids for the replies; the default is "<query>/<batch>/<row>". The engine is
@@ -56,19 +59,19 @@ def transact(
     """
     if isinstance(args, str):
         raise StreamError(f"args must be a list of column names: args=[{args!r}]")
-    wanted = CallColumns(name_of(function), key, tuple(args), args_json or "", request_id or "")
+    names = tuple(args) if isinstance(args, Mapping) else ()
+    columns = tuple(args.values() if isinstance(args, Mapping) else args)
+    wanted = CallColumns(name_of(function), key, columns, args_json or "", request_id or "", names=names)
     wanted.check(df.columns)
     where = store_for(runtime, store)
-    if runtime is not None and function is not None:
-        signature = runtime.engine.program.find(function).signature
-        if not args_json and not signature.takes(len(args)):
-            raise StreamError(f"{signature} cannot be called with the {len(args)} columns {list(args)}")
+    if runtime is not None and function is not None and not args_json:
+        check_args(runtime.engine.program.find(function).signature, columns, names)
     register(df.sparkSession)
     options = {
         "path": where,
         "function": wanted.function,
         "key": "key",
-        "args": json.dumps([f"arg{at}" for at in range(len(args))]),
+        "args": json.dumps({name: NAMED + name for name in names} if names else list(wanted.arg_columns())),
         "argsJson": "args" if args_json else "",
         "requestId": "id" if request_id else "",
     }
@@ -87,6 +90,16 @@ def transact(
     if trigger is not None:
         writer = writer.trigger(**trigger)
     return writer.start()
+
+
+def check_args(signature: Signature, columns: Sequence[str], names: Sequence[str]) -> None:
+    """StreamError if the function cannot be called with these columns."""
+    if not names and not signature.takes(len(columns)):
+        raise StreamError(f"{signature} cannot be called with the {len(columns)} columns {list(columns)}")
+    try:
+        signature.bind((), dict.fromkeys(names)) if names else ()
+    except BadArguments as error:
+        raise StreamError(str(error)) from None
 
 
 def name_of(function: Function | str | None) -> str:
@@ -123,7 +136,7 @@ def checkpoint_in(where: str, name: str | None) -> str:
 def columns_of(df: DataFrame, wanted: CallColumns) -> list[Any]:
     """The columns that are used, under the names that a segment has."""
     columns = [F.col(quoted(wanted.key)).alias("key")]
-    columns += [F.col(quoted(each)).alias(f"arg{at}") for at, each in enumerate(wanted.args)]
+    columns += [F.col(quoted(each)).alias(alias) for alias, each in wanted.arg_columns().items()]
     for given, alias in ((wanted.args_json, "args"), (wanted.request_id, "id")):
         if given:
             columns.append(F.col(quoted(given)).alias(alias))

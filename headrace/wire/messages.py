@@ -33,13 +33,15 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
     key: Any = None
 
 
-class Calls(msgspec.Struct, frozen=True, tag="calls", forbid_unknown_fields=True):
-    """A client's batch: column i of each list is one call. `args` are encoded tuples."""
+class Calls(msgspec.Struct, frozen=True, tag="calls", forbid_unknown_fields=True, omit_defaults=True):
+    """A client's batch: column i of each list is one call. `args` are encoded tuples; the last ones of a call have its
+    `names`. If no call has any, the list is empty."""
 
     ids: RequestIds
     functions: list[str]
     keys: list[Any]
     args: list[bytes]
+    names: list[list[str]] = []
 
 
 class Answers(msgspec.Struct, frozen=True, tag="answers", forbid_unknown_fields=True):

@@ -39,13 +39,13 @@ from headrace.wire.values import FAILURES, Values, shown
 
 SEAL = """
 def seal(v):
-    if {test}:
-        try:
+    try:
+        if {test}:
             data = head + encode(v)
-        except FAILURES:
-            return slowly(v)
-        if len(data) <= bytes_max:
-            return data
+            if len(data) <= bytes_max:
+                return data
+    except FAILURES:
+        pass
     return slowly(v)
 """
 
@@ -114,7 +114,7 @@ class Codec:
         """A function over a value `v`, from a template with the check of the type in it."""
         source = Source(self.values.bytes_max)
         source.names |= {"head": form.head, "encode": form.encode, "bytes_max": self.values.bytes_max}
-        source.names |= {"FAILURES": FAILURES, **names}
+        source.names |= {"FAILURES": (*FAILURES, AttributeError), **names}
         lines = template.format(test=form.record.test("v", source, False)).splitlines()
         return compile_function(source, lines, name)
 

@@ -446,11 +446,20 @@ def first(faults: Iterable[tuple[str, Fault | None]]) -> Fault | None:
     return None
 
 
+EXACTLY = """
+def exactly(v):
+    try:
+        return {test}
+    except AttributeError:  # a record that lacks a field
+        return False
+"""
+
+
 def compile_check(of: DeclaredType, limit: int) -> Exactly:
     """A function that says whether a value is exactly of the type. `limit` bounds how much of a value is walked."""
     source = Source(limit)
     test = of.test("v", source, False)
-    exactly: Exactly = compile_function(source, ["def exactly(v):", f"    return {test}"], "exactly")
+    exactly: Exactly = compile_function(source, EXACTLY.format(test=test).splitlines(), "exactly")
     return exactly
 
 

@@ -18,7 +18,7 @@ from tests.core.shop import REFUSED, add, app, item, two_texts
 def test_a_bad_request_is_refused_and_the_rest_of_its_batch_goes_on(name: str) -> None:
     call, error, named = REFUSED[name]
     with Runtime(app) as runtime:
-        replies = runtime.client.batch([(add, "k", 1), call, (add, "k", 1)], request_id="b")
+        replies = runtime.client.options(request_id="b").batch([(add, "k", 1), call, (add, "k", 1)])
         assert [reply.tid for reply in replies] == [1, None, 2]
         assert [reply.request_id for reply in replies] == ["b/0", "b/1", "b/2"]
         assert replies[2].unwrap() == 2
@@ -77,9 +77,9 @@ def test_what_is_no_call_is_refused_and_the_rest_goes_on(call: Any) -> None:
 def test_a_bad_request_id_is_refused(request_id: Any) -> None:
     with Runtime(app) as runtime:
         for ask in (
-            lambda: runtime.client.call(add, "k", 1, request_id=request_id),
-            lambda: runtime.client.batch([(add, "k", 1)], request_id=request_id),
-            lambda: runtime.client.map(add, ["k"], [(1,)], request_id=request_id),
+            lambda: runtime.client.options(request_id=request_id).call(add, "k", 1),
+            lambda: runtime.client.options(request_id=request_id).batch([(add, "k", 1)]),
+            lambda: runtime.client.options(request_id=request_id).map(add, ["k"], [(1,)]),
         ):
             with pytest.raises(BadRequest):
                 ask()
@@ -88,23 +88,23 @@ def test_a_bad_request_id_is_refused(request_id: Any) -> None:
 
 def test_a_request_id_that_looks_like_a_huge_row_number_is_only_an_id() -> None:
     with Runtime(app, Config(request_id_bytes_max=10_000)) as runtime:
-        assert runtime.client.call(add, "k", 1, request_id="x/" + "1" * 5_000) == 1
-        assert runtime.client.call(add, "k", 1, request_id="x/" + "1" * 5_000) == 1
+        assert runtime.client.options(request_id="x/" + "1" * 5_000).call(add, "k", 1) == 1
+        assert runtime.client.options(request_id="x/" + "1" * 5_000).call(add, "k", 1) == 1
 
 
 def test_a_reused_request_id_raises_and_changes_nothing() -> None:
     with Runtime(app) as runtime:
-        runtime.client.call(add, "k", 1, request_id="x")
+        runtime.client.options(request_id="x").call(add, "k", 1)
         with pytest.raises(RequestIdReused, match="x"):
-            runtime.client.call(add, "k", 2, request_id="x")
+            runtime.client.options(request_id="x").call(add, "k", 2)
         assert runtime.state(item) == {"k": 1}
 
 
 def test_a_refused_request_id_can_be_used_again() -> None:
     with Runtime(app) as runtime:
         with pytest.raises(BadArguments):
-            runtime.client.call(add, "k", "one", request_id="x")
-        assert runtime.client.call(add, "k", 1, request_id="x") == 1
+            runtime.client.options(request_id="x").call(add, "k", "one")
+        assert runtime.client.options(request_id="x").call(add, "k", 1) == 1
 
 
 def test_all_arguments_of_a_call_together_are_limited() -> None:
@@ -153,8 +153,8 @@ def test_a_large_call_can_be_repeated_with_its_request_id() -> None:
     config = Config(value_bytes_max=100)
     for size in range(80, 101):
         with Runtime(app, config) as runtime:
-            first = runtime.client.batch([(two_texts, "k", "x" * size, "")], request_id="same")[0]
-            again = runtime.client.batch([(two_texts, "k", "x" * size, "")], request_id="same")[0]
+            first = runtime.client.options(request_id="same").batch([(two_texts, "k", "x" * size, "")])[0]
+            again = runtime.client.options(request_id="same").batch([(two_texts, "k", "x" * size, "")])[0]
             assert again == first
 
 
@@ -170,23 +170,23 @@ def runtime() -> Iterator[Runtime]:
 def test_more_request_ids_than_calls_are_refused(runtime: Runtime) -> None:
     with pytest.raises(BadRequest, match="2 request ids for 1 calls"):
         runtime.client.submit(["p", "q"], [(add, "a", 1)], wait=True)
-    assert runtime.client.call(add, "b", 5, request_id="q") == 5
+    assert runtime.client.options(request_id="q").call(add, "b", 5) == 5
 
 
 def test_a_batch_larger_than_the_ids_that_are_kept_is_refused_rather_than_half_forgotten() -> None:
     with Runtime(app, Config(request_ids_max=100)) as runtime:
         with pytest.raises(TooLarge, match="only 100 request ids are kept"):
-            runtime.client.batch([(add, "a", 1)] * 101, request_id="x")
+            runtime.client.options(request_id="x").batch([(add, "a", 1)] * 101)
         for _ in range(2):
-            runtime.client.batch([(add, "a", 1)] * 100, request_id="x")
+            runtime.client.options(request_id="x").batch([(add, "a", 1)] * 100)
         assert runtime.state(item) == {"a": 100}
 
 
 def test_many_refused_rows_cost_no_more_than_their_number(runtime: Runtime) -> None:
     calls: list[Any] = [(add, "a", "no") if row % 2 else (add, "a", 1) for row in range(60_000)]
     began = time.perf_counter()
-    replies = runtime.client.batch(calls, request_id="many")
-    again = runtime.client.batch([(add, "a", 2)] * 60_000, request_id="many")
+    replies = runtime.client.options(request_id="many").batch(calls)
+    again = runtime.client.options(request_id="many").batch([(add, "a", 2)] * 60_000)
     assert time.perf_counter() - began < 30  # it took minutes
     assert (replies.committed, replies[59_998].result, replies[59_999].status) == (30_000, 30_000, "refused")
     assert [reply.status for reply in again[:3]] == ["refused", "ok", "refused"]

@@ -440,7 +440,7 @@ def test_a_schedule_is_a_part_of_it() -> None:
             pass
 
         for n, (when, amount) in enumerate(schedules):
-            app.every(when, act, "x", amount, name=f"s{n}")  # type: ignore[arg-type]
+            app.options(name=f"s{n}").every(when, act, "x", amount)  # type: ignore[arg-type]
         return fingerprint(app)
 
     base = made(("*/5 * * * *", 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ def no_context() -> None: ...
 def starred(*ctx: Any) -> None: ...
 
 
-def keyword(ctx: Any, *, needed: int) -> None: ...
+def keyword_after_rest(ctx: Any, *rest: int, needed: int) -> None: ...
 
 
 def keywords(ctx: Any, **more: Any) -> None: ...
@@ -88,12 +89,39 @@ async def generates_async(ctx: Any) -> Any:
 
 @pytest.mark.parametrize(
     "body",
-    [no_context, starred, keyword, keywords, generates, generates_async, lambda ctx: 1, len, 5, None, int],
+    [no_context, starred, keyword_after_rest, keywords, generates, generates_async, lambda ctx: 1, len, 5, None, int],
     ids=lambda body: getattr(body, "__name__", str(body)),
 )
 def test_what_cannot_be_a_function_is_a_model_error(body: Any) -> None:
     with pytest.raises(ModelError):
         App("fresh").operator("one").register(body)
+
+
+@dataclasses.dataclass
+class Loose:
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Firm:
+    counts: Any = ()
+
+
+@pytest.mark.parametrize(
+    "default", [[], {"a": 1}, set(), bytearray(), Loose(), (1, []), Firm([1])], ids=lambda default: repr(default)
+)
+def test_a_default_that_can_change_is_a_model_error_that_says_what_to_write(default: Any) -> None:
+    def take(ctx: Any, items: Any = default) -> None: ...
+
+    with pytest.raises(ModelError, match=r"one\.take: the default of 'items' is .* write items=None"):
+        App("fresh").operator("one").register(take)
+
+
+@pytest.mark.parametrize("default", [None, 0, "a", (1, "b"), frozenset({1}), Firm((1, 2)), datetime.timedelta(1)])
+def test_a_default_that_cannot_change_is_allowed(default: Any) -> None:
+    def take(ctx: Any, items: Any = default, *, named: Any = default) -> None: ...
+
+    App("fresh").operator("one").register(take)
 
 
 @pytest.mark.parametrize("setting", ["combine", "partition_by"])

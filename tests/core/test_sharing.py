@@ -113,9 +113,9 @@ def test_changing_an_argument_after_a_call_changes_nothing(share: Runtime) -> No
 
 
 def test_changing_a_result_changes_nothing(share: Runtime) -> None:
-    first = share.client.call(store, "k", [1], request_id="same")
+    first = share.client.options(request_id="same").call(store, "k", [1])
     first.append("changed by the client")
-    assert share.client.call(store, "k", [1], request_id="same") == [1]
+    assert share.client.options(request_id="same").call(store, "k", [1]) == [1]
     replies = share.client.batch([(read, "k")])
     replies[0].result.append("changed by the client")
     replies.results[0].append("changed by the client")

@@ -265,7 +265,7 @@ def scheduled() -> App:
     def fail(ctx: Context) -> None:
         raise Abort("never")
 
-    app.every("*/2 * * * *", note, "cron", "tick", name="by cron")
+    app.options(name="by cron").every("*/2 * * * *", note, "cron", "tick")
     app.every(datetime.timedelta(seconds=45), note, "often", "tock")
     app.every(60, fail, "bad")
     return app
@@ -373,7 +373,7 @@ def test_two_schedules_have_two_names() -> None:
 @pytest.mark.parametrize(("key", "args"), [(1.5, ("text",)), ("a", (5,)), ("a", ()), ("a", ({1},))])
 def test_a_schedule_that_could_not_be_called_is_found_when_the_app_starts(key: Any, args: Any) -> None:
     app = scheduled()
-    app.every(5, app.operators["log"].functions["note"], key, *args, name="wrong")
+    app.options(name="wrong").every(5, app.operators["log"].functions["note"], key, *args)
     with pytest.raises(ModelError, match="schedule wrong"):
         World(app)
 

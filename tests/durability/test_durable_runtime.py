@@ -102,15 +102,15 @@ def full(prefix: str) -> Callable[[str, str], HeadraceError | None]:
 @pytest.mark.parametrize("config", [Config(), SMALL], ids=["usual", "small"])
 def test_what_was_answered_is_there_after_a_restart_and_ids_get_the_same_bytes(tmp_path: Path, config: Config) -> None:
     with Runtime(app) as runtime:
-        expected = list(runtime.client.batch(CALLS, request_id="all"))
+        expected = list(runtime.client.options(request_id="all").batch(CALLS))
         state = runtime.state("item")
     with Runtime(app, config, store=tmp_path / "store") as runtime:
-        replies = list(runtime.client.batch(CALLS, request_id="all"))
+        replies = list(runtime.client.options(request_id="all").batch(CALLS))
         assert [(r.tid, r.result, r.failure) for r in replies] == [(r.tid, r.result, r.failure) for r in expected]
         assert runtime.state("item") == state
     for _ in range(3):
         with Runtime(app, config, store=str(tmp_path / "store")) as runtime:
-            assert list(runtime.client.batch(CALLS, request_id="all")) == replies
+            assert list(runtime.client.options(request_id="all").batch(CALLS)) == replies
             assert runtime.state("item") == state
             assert runtime.get("item", "a") == state["a"]
             assert runtime.metrics()["committed"] == 5
@@ -186,7 +186,7 @@ config = Config(epoch_transactions_max=3, segment_bytes_max=2_000, snapshot_inte
 runtime = Runtime(app, config, store=sys.argv[1])
 print("state", runtime.get("item", "sum", 0), flush=True)
 for number in range(int(sys.argv[2]), 1_000_000):
-    replies = runtime.client.batch([(add, "sum", 1)] * 5, request_id=f"id{number}")
+    replies = runtime.client.options(request_id=f"id{number}").batch([(add, "sum", 1)] * 5)
     print("acknowledged", number, *replies.results, flush=True)
 """
 
@@ -209,12 +209,12 @@ def test_a_process_killed_again_and_again_loses_nothing_and_repeats_nothing(tmp_
         assert child.wait(PATIENCE_S) == -signal.SIGKILL
     with Runtime(app, store=tmp_path) as runtime:
         number = max(acknowledged) + 1  # perhaps it ran, and nobody heard
-        acknowledged[number] = runtime.client.batch([(add, "sum", 1)] * 5, request_id=f"id{number}").results
+        acknowledged[number] = runtime.client.options(request_id=f"id{number}").batch([(add, "sum", 1)] * 5).results
         assert [one for number in sorted(acknowledged) for one in acknowledged[number]] == list(
             range(1, 5 * len(acknowledged) + 1)
         )
         for number, results in acknowledged.items():
-            assert runtime.client.batch([(add, "sum", 1)] * 5, request_id=f"id{number}").results == results
+            assert runtime.client.options(request_id=f"id{number}").batch([(add, "sum", 1)] * 5).results == results
         assert runtime.state("item") == {"sum": 5 * len(acknowledged)}
 
 
@@ -223,20 +223,20 @@ def test_a_process_killed_again_and_again_loses_nothing_and_repeats_nothing(tmp_
 
 def test_a_store_moves_from_one_process_to_workers_and_back(tmp_path: Path) -> None:
     with Runtime(app, store=tmp_path) as runtime:
-        first = list(runtime.client.batch(CALLS, request_id="first"))
+        first = list(runtime.client.options(request_id="first").batch(CALLS))
     with Cluster(app, 2, SMALL, store=tmp_path) as cluster:
-        assert list(cluster.client.batch(CALLS, request_id="first")) == first
-        then = list(cluster.client.batch(CALLS, request_id="then"))
+        assert list(cluster.client.options(request_id="first").batch(CALLS)) == first
+        then = list(cluster.client.options(request_id="then").batch(CALLS))
         os.kill(cluster.processes()[1], signal.SIGKILL)
-        later = list(cluster.client.batch(CALLS, request_id="later"))
-        assert list(cluster.client.batch(CALLS, request_id="then")) == then
+        later = list(cluster.client.options(request_id="later").batch(CALLS))
+        assert list(cluster.client.options(request_id="then").batch(CALLS)) == then
         assert cluster.snapshot()["epoch"] > 0
-        last = list(cluster.client.batch(CALLS, request_id="last"))
+        last = list(cluster.client.options(request_id="last").batch(CALLS))
         state = cluster.state("item")
         broken = Runtime(app, store=tmp_path)  # takes over while the cluster has not been closed
     with broken as runtime:
         for name, replies in (("first", first), ("then", then), ("later", later), ("last", last)):
-            assert list(runtime.client.batch(CALLS, request_id=name)) == replies
+            assert list(runtime.client.options(request_id=name).batch(CALLS)) == replies
         assert runtime.state("item") == state
     with Runtime(app) as runtime:
         for _ in range(4):
@@ -249,19 +249,19 @@ def test_a_store_moves_from_one_process_to_workers_and_back(tmp_path: Path) -> N
 
 def check_takeover(store: Any) -> None:
     first = Runtime(app, store=store)
-    replies = list(first.client.batch(CALLS, request_id="all"))
+    replies = list(first.client.options(request_id="all").batch(CALLS))
     with Runtime(app, store=store) as second:
         state = second.state("item")
         with pytest.raises(Stopped, match="has taken over"):
-            first.client.call(add, "a", 1, request_id="zombie")
+            first.client.options(request_id="zombie").call(add, "a", 1)
         with pytest.raises(Fenced):
             first.wait()
         first.close()
         with pytest.raises(Stopped):
             first.state("item")
         assert second.state("item") == state
-        assert list(second.client.batch(CALLS, request_id="all")) == replies
-        assert second.client.call(add, "a", 1, request_id="zombie") == state["a"] + 1
+        assert list(second.client.options(request_id="all").batch(CALLS)) == replies
+        assert second.client.options(request_id="zombie").call(add, "a", 1) == state["a"] + 1
         third = Runtime(app, store=store)
         with pytest.raises(Stopped):
             second.state("item")
@@ -293,7 +293,7 @@ def test_clients_that_repeat_their_ids_lose_nothing_while_runtimes_take_over_fro
             request_id = f"{name}-{number}"
             while request_id not in own:
                 try:
-                    own[request_id] = runtimes[-1].client.call(add, "sum", 1, request_id=request_id)
+                    own[request_id] = runtimes[-1].client.options(request_id=request_id).call(add, "sum", 1)
                 except Stopped:
                     continue  # somebody else has the store now
             progress.release()
@@ -325,11 +325,11 @@ def test_a_full_store_stops_the_runtime_loses_nothing_acknowledged_and_works_aga
     disk = memory(can_append).disk
     store = Fussy(SimStore(disk, "first"))
     runtime = Runtime(app, Config(segment_bytes_max=1), store=store)  # type: ignore[arg-type]
-    before = list(runtime.client.batch(CALLS, request_id="before"))
+    before = list(runtime.client.options(request_id="before").batch(CALLS))
     store.refuses = full(what)
     acknowledged: list[Any] | None = None
     with suppress(Stopped):
-        acknowledged = list(runtime.client.batch(CALLS, request_id="in doubt"))
+        acknowledged = list(runtime.client.options(request_id="in doubt").batch(CALLS))
     assert (acknowledged is None) or what == "replies/", "a reply needs its log record, and nothing else"
     with pytest.raises(StoreFull, match="no room"):
         runtime.wait()
@@ -337,9 +337,9 @@ def test_a_full_store_stops_the_runtime_loses_nothing_acknowledged_and_works_aga
         runtime.client.call(add, "a", 1)
     runtime.close()
     with Runtime(app, store=SimStore(disk, "second")) as runtime:
-        after = list(runtime.client.batch(CALLS, request_id="in doubt"))
+        after = list(runtime.client.options(request_id="in doubt").batch(CALLS))
         assert acknowledged in (None, after)
-        assert list(runtime.client.batch(CALLS, request_id="before")) == before
+        assert list(runtime.client.options(request_id="before").batch(CALLS)) == before
         state = runtime.state("item")
     with Runtime(app) as reference:
         reference.client.batch(CALLS)
@@ -391,33 +391,33 @@ def test_a_runtime_closes_though_its_store_is_gone() -> None:
     with pytest.raises(StoreError, match="no answer"):
         runtime.wait()
     with Runtime(app, store=SimStore(disk, "second")) as runtime:
-        assert runtime.client.batch([(add, "a", 1)], request_id="never").results == [1]
+        assert runtime.client.options(request_id="never").batch([(add, "a", 1)]).results == [1]
 
 
 def test_a_function_that_is_not_deterministic_stops_the_runtime_and_is_named(tmp_path: Path) -> None:
     first = Runtime(app, store=tmp_path)
-    first.client.call(weather, "w", request_id="id")
+    first.client.options(request_id="id").call(weather, "w")
     eventually(lambda: bounds(DirectoryStore(tmp_path), "replies") == (1, 1))  # what was answered is known
     with turned("rainy"):
         second = Runtime(app, store=tmp_path)  # the first one has not been closed: there is something to replay
         with pytest.raises(NotDeterministic, match=r"item.weather of 'w'.*fine.*rainy"):
             second.wait()
         with pytest.raises(Stopped, match=r"item\.weather"):
-            second.client.call(weather, "w", request_id="id")
+            second.client.options(request_id="id").call(weather, "w")
         second.close()
     first.close()
     with Runtime(app, store=tmp_path) as third:
-        assert third.client.call(weather, "w", request_id="id") == "fine"
+        assert third.client.options(request_id="id").call(weather, "w") == "fine"
 
 
 def test_a_decree_is_kept(tmp_path: Path) -> None:
     with exhausted():
         first = Runtime(app, store=tmp_path)
-        replies = list(first.client.batch([(exhaust, "a", "stack")], request_id="id"))
+        replies = list(first.client.options(request_id="id").batch([(exhaust, "a", "stack")]))
         assert replies[0].failure is not None
         assert replies[0].failure.code == "poisoned"
     with Runtime(app, store=tmp_path) as second:
-        assert list(second.client.batch([(exhaust, "a", "stack")], request_id="id")) == replies
+        assert list(second.client.options(request_id="id").batch([(exhaust, "a", "stack")])) == replies
         assert second.state("item") == {}
     first.close()
 
@@ -548,10 +548,10 @@ def test_a_bucket_is_a_store_like_a_directory(bucket: str) -> None:
         runtime.client.batch(CALLS)
         state = runtime.state("item")
     with Runtime(app, Config(epoch_transactions_max=2, snapshots_kept=1), store=bucket.format("app")) as runtime:
-        replies = list(runtime.client.batch(CALLS, request_id="all"))
+        replies = list(runtime.client.options(request_id="all").batch(CALLS))
         runtime.snapshot()
     with Runtime(app, store=bucket.format("app")) as runtime:
-        assert list(runtime.client.batch(CALLS, request_id="all")) == replies
+        assert list(runtime.client.options(request_id="all").batch(CALLS)) == replies
         assert runtime.state("item") == state
     other = App("other")
     other.operator("item")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headrace import App, Context
+from headrace.durability.inbox.dead_letters import dead_letter_names, read_dead_letters
 from headrace.durability.inbox.inbox import ClosedBatch, held, waiting
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken
@@ -92,6 +95,83 @@ def test_whatever_is_in_a_row_it_runs_or_it_is_a_dead_letter(role: str) -> None:
             assert ran + len(before) == 3, (column.type, function, ran, before)
             close(store, 1, pa.table({"key": ["z"], "arg0": [1]}), function="thing.take")
             assert settle(engine).hand.state()["thing", "z"] == 1, "the stream goes on"
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    width: int
+
+
+@thing.register
+def measure(ctx: Context, size: Size, unit: str = "cm", *, exact: bool = False, note: str | None = None) -> None:
+    ctx.put((size, unit, exact, note))
+
+
+SIZES = pa.array([{"width": 1}, {"width": 2}])
+MEASURED: list[tuple[dict[str, Any], Any]] = [
+    ({"size": SIZES}, [(Size(1), "cm", False, None), (Size(2), "cm", False, None)]),
+    (
+        {"exact": pa.array([True, False]), "size": SIZES},
+        [(Size(1), "cm", True, None), (Size(2), "cm", False, None)],
+    ),
+    (
+        {"note": pa.array([None, "x"]), "unit": pa.array(["m", "km"]), "size": SIZES},
+        [(Size(1), "m", False, None), (Size(2), "km", False, "x")],
+    ),
+]
+
+
+@pytest.mark.parametrize("how", ["one function", "own ids", "own functions", "JSON"])
+@pytest.mark.parametrize(("named", "expected"), MEASURED)
+def test_columns_may_be_named_by_parameters_and_what_has_no_column_takes_its_default(
+    named: dict[str, Any], expected: Any, how: str
+) -> None:
+    store = memory()
+    engine = start(store, strange)
+    columns: dict[str, Any] = {"key": pa.array(["a", "b"])}
+    if how == "own ids":
+        columns["id"] = pa.array(["one", None])
+    if how == "own functions":
+        columns["function"] = pa.array(["thing.measure"] * 2)
+    if how == "JSON":
+        rows = [{name: column[at].as_py() for name, column in named.items()} for at in range(2)]
+        columns["args"] = pa.array(list(map(json.dumps, rows)))
+    else:
+        columns |= {f"arg:{name}": column for name, column in named.items()}
+    close(store, 0, pa.table(columns), function="" if how == "own functions" else "thing.measure")
+    state = settle(engine).hand.state()
+    assert dead_rows(store) == []
+    assert [state["thing", key] for key in "ab"] == expected
+    assert settle(start(store, strange)).hand.state() == state, "a batch that is read again gives the same calls"
+
+
+def test_named_columns_of_other_functions_are_dropped_where_they_are_null() -> None:
+    store = memory()
+    engine = start(store, strange)
+    columns = {
+        "key": ["a", "b", "c"],
+        "function": ["thing.take_int", "thing.take_int", "thing.take"],
+        "arg:value": [1, 2, 3],
+        "arg:size": [None, 5, None],
+    }
+    close(store, 0, pa.table(columns), function="")
+    state = settle(engine).hand.state()
+    assert (state["thing", "a"], state["thing", "c"]) == (1, 3)
+    assert dead_rows(store) == [("q", 0, 1)]
+
+
+def test_named_columns_that_fit_no_function_make_dead_letters_with_their_names() -> None:
+    store = memory()
+    engine = start(store, strange)
+    close(store, 0, pa.table({"key": ["a"], "arg:size": [1], "arg:colour": ["red"]}), function="thing.measure")
+    close(store, 1, pa.table({"key": ["a"], "arg:unit": ["m"]}), function="thing.measure")
+    close(store, 2, pa.table({"key": ["a"], "arg:value": [7]}), function="thing.take_int")
+    assert settle(engine).hand.state()["thing", "a"] == 7
+    letters = [row for name in dead_letter_names(store) for row in read_dead_letters(store, name).to_pylist()]
+    assert [row["args"] for row in letters] == ['{"size":1,"colour":"red"}', '{"unit":"m"}']
+    assert [row["error_type"] for row in letters] == ["BadArguments"] * 2
+    assert "has no parameter 'colour'" in letters[0]["error"]
+    assert "needs 'size'" in letters[1]["error"]
 
 
 def test_parts_of_a_batch_may_differ_in_type_where_one_has_only_nulls() -> None:

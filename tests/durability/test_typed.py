@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import uuid
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import App
+from headrace import App, Places
 from headrace.durability.columns import split
 from headrace.durability.reading.column_types import (
     JSON,
@@ -27,7 +28,7 @@ from headrace.durability.reading.scan import non_empty
 from headrace.durability.reading.shape_guess import ShapeGuess
 from headrace.durability.reading.typed import Misfits, arrays
 from headrace.errors import BadValue
-from headrace.model.fingerprint import fingerprint
+from headrace.model.fingerprint import fingerprint, type_text
 from headrace.wire.values import Values, wrap
 
 UTC = datetime.UTC
@@ -238,6 +239,86 @@ def test_nothing_says_nothing() -> None:
 def test_states_that_differ_are_an_error_that_says_what_to_do(batches: tuple[list[Any], ...]) -> None:
     with pytest.raises(BadValue, match=r"do not have one type.*state=.*option\(\"as\", \"json\"\)"):
         guessed(*batches)
+
+
+ODD = [
+    ([5, "far"], "value of entity {at}: 'far' is not of type int64", [5, None]),
+    ([{"n": 1}, {"n": "far"}], "n of entity {at}: 'far' is not of type int64", [1, None]),
+    ([Point(1, 1.0), Point("far", 1.0)], "x of entity {at}: 'far' is not of type int64", [1, None]),  # type: ignore[arg-type]
+    ([Point(1, 1.0), 5], "the state of entity {at}: 5 is not a record", [1, None]),
+    ([[1], [1, "a"]], r"value\[1\] of entity {at}: 'a' is not of type int64", [[1], None]),
+    ([[1], {1: 2, "a": [3]}], "value of entity {at}: a dict is not of type list<item: int64>", [[1], None]),
+]
+
+
+@pytest.mark.parametrize(("pair", "says", "shown"), ODD)
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_one_bad_state_is_named_or_null_and_the_others_are_read(
+    pair: list[Any], says: str, shown: list[Any], at: int
+) -> None:
+    """Wherever it is: what most states are is taken for the type of all."""
+    good, bad = pair
+    states = [VALUES.seal(good)] * 7
+    states.insert(at, VALUES.seal(bad))
+    columns = non_empty(split(states))
+    strict, lenient = ShapeGuess("thing"), ShapeGuess("thing", are_null=True)
+    for guess in (strict, lenient):
+        guess.add(columns, lambda row: f"entity {row}")
+    with pytest.raises(BadValue, match=f"operator 'thing' do not have one type: {says.format(at=at)}. Declare it"):
+        strict.shape()
+    shape = lenient.shape()
+    assert shape is not None
+    misfits = Misfits(lambda row: f"entity {row}", are_null=True)
+    found = arrays(columns, shape, misfits)
+    assert misfits.rows == {at}
+    expected = [shown[0]] * 7
+    expected.insert(at, shown[1])
+    assert found[0].to_pylist() == expected
+    assert all(array[at].as_py() is None for array in found)
+    with pytest.raises(BadValue, match=says.format(at=at)):
+        arrays(columns, shape, Misfits(lambda row: f"entity {row}"))
+
+
+def test_many_kinds_of_states_have_a_shape_all_the_same() -> None:
+    guess = ShapeGuess("thing", are_null=True)
+    odd = [{f"f{number}": [number, "x"]} for number in range(30)]
+    values = [*odd, *range(50), *[Point(1, 1.0)] * 5]
+    guess.add(non_empty(split([VALUES.seal(value) for value in values])), str)
+    shape = guess.shape()
+    assert shape is not None
+    assert shape.columns[0].type == pa.int64()
+
+
+PLACED = Annotated[Decimal, Places(18, 2)]
+LOCAL = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+
+
+@pytest.mark.parametrize(
+    ("hint", "type"),
+    [
+        (PLACED, pa.decimal128(18, 2)),
+        (PLACED | None, pa.decimal128(18, 2)),
+        (Annotated[Decimal | None, Places(18, 2)], pa.decimal128(18, 2)),
+        (Annotated[Decimal, "in | euros", Places(18, 2)], pa.decimal128(18, 2)),
+        (list[PLACED], pa.list_(pa.decimal128(18, 2))),
+        (dict[str, PLACED | None], pa.map_(pa.string(), pa.decimal128(18, 2))),
+        (Decimal, pa.decimal128(30, 4)),
+        (dict[str, list[Decimal]], pa.map_(pa.string(), pa.list_(pa.decimal128(30, 4)))),
+        (datetime.datetime, pa.timestamp("us", "UTC")),
+        (LOCAL, pa.timestamp("us")),
+        (tuple[LOCAL, ...] | None, pa.list_(pa.timestamp("us"))),
+        (Annotated[datetime.datetime, msgspec.Meta(tz=True)], pa.timestamp("us", "UTC")),
+        (Annotated[int, msgspec.Meta(ge=0)] | None, pa.int64()),
+        (dict[str, Annotated[int, msgspec.Meta(ge=0)]], pa.map_(pa.string(), pa.int64())),
+        (Sequence[int], pa.list_(pa.int64())),
+        (Mapping[str, int], pa.map_(pa.string(), pa.int64())),
+        (Literal["a", None], pa.string()),
+        (Annotated[int, msgspec.Meta(ge=0)] | str, None),
+        (Any, None),
+    ],
+)
+def test_what_is_annotated_decides_the_type(hint: Any, type: pa.DataType | None) -> None:
+    assert DeclaredColumns({}, Places(30, 4)).of(type_text(hint)) == type
 
 
 def test_types_are_read_as_they_are_written() -> None:

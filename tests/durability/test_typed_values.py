@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import math
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from headrace.core.program import Program
 from headrace.durability.columns import split
 from headrace.durability.reading import record_rows
 from headrace.durability.reading.column_types import TableShape, declared
+from headrace.durability.reading.fitting import DoesNotFit, fit
 from headrace.durability.reading.scan import non_empty
 from headrace.durability.reading.typed import Misfits, arrays
 from headrace.errors import BadValue
@@ -98,3 +101,56 @@ def test_a_record_among_numbers_that_is_none_or_too_large_is_found() -> None:
     for cut in range(1, 30):  # bytes that no codec makes
         with pytest.raises((BadValue, pa.ArrowException)):
             table([seal(good), seal(good)[:-cut]], shape)
+
+
+UTC_TYPE, LOCAL_TYPE = pa.timestamp("us", "UTC"), pa.timestamp("us")
+NOON = datetime.datetime(2026, 1, 1, 12)
+
+
+@pytest.mark.parametrize(
+    ("value", "type"),
+    [
+        (Decimal("1.005"), pa.decimal128(10, 2)),
+        (Decimal("1E+8"), pa.decimal128(10, 2)),
+        (Decimal("NaN"), pa.decimal128(10, 2)),
+        ((1 << 53) + 1, pa.float64()),
+        (1 << 2000, pa.float64()),
+        (1 << 63, pa.int64()),
+        (1 << 31, pa.int32()),
+        (True, pa.int64()),
+        (1.0, pa.int64()),
+        (1, pa.bool_()),
+        (1, pa.string()),
+        ("2026-01-01", pa.date32()),
+        (NOON, pa.date32()),
+        (datetime.date(2026, 1, 1), UTC_TYPE),
+        (NOON.replace(tzinfo=datetime.UTC), LOCAL_TYPE),
+        ((1, 2, 3), pa.struct([("_1", pa.int64()), ("_2", pa.int64())])),
+    ],
+)
+def test_a_value_that_would_lose_something_does_not_fit(value: Any, type: pa.DataType) -> None:
+    for whole, inside, path in (
+        (value, type, ""),
+        ([None, value], pa.list_(type), "[1]"),
+        ({"a": value}, pa.map_(pa.string(), type), "['a']"),
+        ({"a": {"b": value}}, pa.struct([("a", pa.struct([("b", type)]))]), ".a.b"),
+    ):
+        with pytest.raises(DoesNotFit) as caught:
+            fit(whole, inside)
+        assert caught.value.path == path
+        assert str(caught.value).endswith(f"is not of type {type}")
+
+
+@pytest.mark.parametrize(
+    ("value", "type", "cell"),
+    [
+        (Decimal("1.50"), pa.decimal128(10, 2), Decimal("1.50")),
+        (Decimal("0E+99"), pa.decimal128(10, 2), Decimal(0)),
+        (7, pa.decimal128(10, 2), Decimal(7)),
+        (1 << 53, pa.float64(), float(1 << 53)),
+        (NOON, UTC_TYPE, NOON.replace(tzinfo=datetime.UTC)),
+        (NOON, LOCAL_TYPE, NOON),
+    ],
+)
+def test_a_value_that_loses_nothing_fits(value: Any, type: pa.DataType, cell: Any) -> None:
+    assert pa.array([fit(value, type)], type).to_pylist() == [cell]

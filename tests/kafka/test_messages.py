@@ -42,14 +42,18 @@ def test_a_message_is_a_call_with_its_own_id_and_key_or_those_of_its_row(tmp_pat
         {"function": "account.transfer", "key": 5, "args": ["b", 2]},
         {"function": "account.deposit", "args": [3]},
         {"function": "account.deposit", "key": None, "args": [4], "request_id": None},
+        {"function": "account.transfer", "key": 6, "args": {"amount": 7, "to": "c"}},
     ]
     batch = read_calls(
-        store, closed(store, [json.dumps(call).encode() for call in calls], [b"x", b"x", b"k", "ä".encode()]), admission
+        store,
+        closed(store, [json.dumps(call).encode() for call in calls], [b"x", b"x", b"k", "ä".encode(), None]),
+        admission,
     )
-    assert [entry.name for entry in batch.entries] == ["account.deposit", "account.transfer", *["account.deposit"] * 2]
-    assert batch.keys == ["a", 5, "k", "ä"]
-    assert list(map(tuple, batch.args)) == [(1,), ("b", 2), (3,), (4,)]
-    assert batch.origin.ids == ["mine", "t/0/1", "t/0/2", "t/0/3"]
+    deposit, transfer = "account.deposit", "account.transfer"
+    assert [entry.name for entry in batch.entries] == [deposit, transfer, deposit, deposit, transfer]
+    assert batch.keys == ["a", 5, "k", "ä", 6]
+    assert list(map(tuple, batch.args)) == [(1,), ("b", 2), (3,), (4,), ("c", 7)]
+    assert batch.origin.ids == ["mine", "t/0/1", "t/0/2", "t/0/3", "t/0/4"]
     assert not batch.refused
 
 
@@ -74,6 +78,14 @@ REFUSED = (
     ),
     (json.dumps({"function": "account.deposit", "request_id": "x" * 300}).encode(), "TooLarge", "300 bytes", "t/0/13"),
     (json.dumps({"request_id": "x" * 300}).encode(), "BadMessage", "missing required", "t/0/14"),
+    (
+        b'{"function": "account.deposit", "key": "a", "args": {"sum": 5}}',
+        "BadArguments",
+        "no parameter 'sum'",
+        "t/0/15",
+    ),
+    (b'{"function": "account.deposit", "key": "a", "args": {}}', "BadArguments", "needs 'amount'", "t/0/16"),
+    (b'{"function": "account.deposit", "key": "a", "args": 5}', "BadMessage", r"\$.args", "t/0/17"),
 )
 
 

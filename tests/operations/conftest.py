@@ -39,7 +39,7 @@ def store(tmp_path: Path) -> Path:
     place = tmp_path / "store"
     runtime = Runtime(bank.app, store=place)
     for n in range(1, 11):
-        runtime.client.call(bank.deposit, "alice", 10, request_id=f"r{n}")
+        runtime.client.options(request_id=f"r{n}").call(bank.deposit, "alice", 10)
         if n == 5:
             assert runtime.snapshot() == {"epoch": 5}
     crash(runtime)

@@ -55,10 +55,10 @@ def test_a_broken_record_stops_the_start_and_is_cut_by_a_repair(headrace: Callab
     assert headrace("log", "verify", "--store", store)[0] == 0
     with Runtime(bank.app, store=store) as runtime:
         assert runtime.get("account", "alice") == 70
-        assert runtime.client.call(bank.deposit, "alice", 10, request_id="r7") == 70
-        assert runtime.client.call(bank.deposit, "alice", 10, request_id="r8") == 80  # it is gone: it runs anew
+        assert runtime.client.options(request_id="r7").call(bank.deposit, "alice", 10) == 70
+        assert runtime.client.options(request_id="r8").call(bank.deposit, "alice", 10) == 80  # it is gone: it runs anew
     with Runtime(bank.app, store=store) as runtime:
-        assert runtime.client.call(bank.deposit, "alice", 10, request_id="r8") == 80
+        assert runtime.client.options(request_id="r8").call(bank.deposit, "alice", 10) == 80
         assert runtime.client.call(bank.deposit, "alice", 10) == 90
 
 
@@ -87,7 +87,7 @@ def test_replies_that_are_broken_are_made_again_or_forgotten(
             assert runtime.get("account", "alice") == 100
             for n in range(1, 11):
                 if n == 1 or n > 5 or epoch == 8:
-                    assert runtime.client.call(bank.deposit, "alice", 10, request_id=f"r{n}") == 10 * n
+                    assert runtime.client.options(request_id=f"r{n}").call(bank.deposit, "alice", 10) == 10 * n
 
 
 def test_a_repair_of_what_is_sound_changes_nothing(headrace: Callable[..., Said], store: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_restored_store_goes_on_from_its_epoch_and_knows_its_request_ids(
         assert (code, json.loads(said)["epoch"]) == (0, epoch)
         for more in (1, 2):  # also after a restart
             with Runtime(bank.app, store=new) as runtime:
-                assert runtime.client.call(bank.deposit, "alice", 10, request_id=f"r{epoch}") == 10 * epoch
+                assert runtime.client.options(request_id=f"r{epoch}").call(bank.deposit, "alice", 10) == 10 * epoch
                 assert runtime.client.call(bank.deposit, "alice", 1) == 10 * epoch + more
         assert StoreReader(new, bank.app).replay().state()["account"] == {"alice": 10 * epoch + 2}
 

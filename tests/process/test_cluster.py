@@ -116,7 +116,7 @@ def test_several_processes_give_what_the_loop_gives(workers: int, mode: str, pid
         load.check()
         assert cluster.get(account, "k0") == cluster.state(account)["k0"]
         assert cluster.get(account, "nobody", "none") == "none"
-        again = cluster.client.batch(load.batches[0], request_id="0")
+        again = cluster.client.options(request_id="0").batch(load.batches[0])
         assert list(again) == list(load.futures[0].result())
         metrics = cluster.metrics()
         assert (metrics["app"], metrics["workers"], metrics["term"]) == ("bank", workers, 1)

@@ -92,7 +92,7 @@ def kill(spark: SparkSession, folder: Path, what: str) -> dict[str, Any]:
         pause_s = time.monotonic() - began_s
         load.check()
         after, metrics = cluster.processes(), cluster.metrics()
-        again = cluster.client.batch(load.batches[0], request_id="0")
+        again = cluster.client.options(request_id="0").batch(load.batches[0])
         assert list(again) == list(load.futures[0].result())
         state = cluster.state(account)
         is_same_stage = stages == spark.sparkContext.statusTracker().getActiveStageIds()

@@ -148,7 +148,7 @@ def fill(where: Path, seed: int, batches: int = 40, **settings: Any) -> Told:
                     told.add(runtime.client.batch(mixed).answers)
                 case "values":
                     calls = [(echo, "k", random.choice(VALUES_OF_ALL_KINDS)) for _ in rows]
-                    told.add(runtime.client.batch(calls, request_id=f"values{number}").answers)
+                    told.add(runtime.client.options(request_id=f"values{number}").batch(calls).answers)
                 case "stream":
                     told.add(from_stream(runtime, sent, f"query/{sent}", rows))
                     sent += 1

@@ -56,6 +56,12 @@ def place(ctx: Context, lines: list[Line], at: datetime.datetime, tags: dict[str
     return sum((line.price for line in lines), Decimal(0))
 
 
+@account.register
+def send(ctx: Context, to: str, amount: int = 1, *, note: str = "", tip: int = 0) -> str:
+    ctx.call_async(deposit, to, amount + tip)
+    return f"{to} {amount} {note} {tip}"
+
+
 @journal.register
 def append(ctx: Context, number: int) -> int:
     numbers = [*ctx.get([]), number]
@@ -307,6 +313,34 @@ def test_a_table_is_a_batch_that_has_run_when_it_is_written(
     for _ in range(2):  # with a name it runs once
         transact(table, deposit, key="who", args=["n"], runtime=runtime, name="monday")
     assert runtime.state(account) == {key: 2 * total for key, total in expected.items()}
+
+
+def test_columns_are_named_by_parameters_and_those_without_take_their_defaults(spark: Any, runtime: Runtime) -> None:
+    from headrace.spark import transact
+
+    table = spark.createDataFrame([("a", "b", 5), ("a", "c", 6)], "src string, dst string, n long").coalesce(1)
+    for args, expected in (
+        ({"to": "dst"}, ["b 1  0", "c 1  0"]),
+        ({"tip": "n", "to": "dst"}, ["b 1  5", "c 1  6"]),
+        ({"to": "dst", "amount": "n", "note": "src"}, ["b 5 a 0", "c 6 a 0"]),
+    ):
+        before = len(replies(spark, runtime))
+        transact(table, send, key="src", args=args, runtime=runtime)
+        assert [json.loads(row.result) for row in replies(spark, runtime)[before:]] == expected
+    where = runtime.store_url
+    own = table.write.format("headrace.calls").mode("append").option("key", "src").option("function", "account.send")
+    own.option("args", '{"to": "dst", "tip": "n"}').save(where)
+    assert [json.loads(row.result) for row in replies(spark, runtime)[-2:]] == ["b 1  5", "c 1  6"]
+    signature = r"account.send\(to: str, amount: int, note: str, tip: int\)"
+    for wrong, message in (({"dst": "dst"}, "has no parameter 'dst'"), ({"tip": "n"}, "needs 'to'")):
+        with pytest.raises(StreamError, match=f"{signature} {message}"):
+            transact(table, send, key="src", args=wrong, runtime=runtime)
+        with pytest.raises(Exception, match=f"account.send\\(to.* {message}"):
+            transact(table, "account.send", key="src", args=wrong, store=where)
+    with pytest.raises(StreamError, match="no column there; it has: src, dst, n"):
+        transact(table, send, key="src", args={"to": "there"}, runtime=runtime)
+    with pytest.raises(Exception, match="comma-separated names, a JSON list or a JSON object"):
+        own.option("args", '{"to"').save(where)
 
 
 def test_rows_may_name_their_functions_and_have_ids_of_their_own(spark: Any, runtime: Runtime) -> None:

@@ -35,11 +35,13 @@ class Deferring(Context):
     def _now_us(self) -> int:
         """The epoch's time."""
 
-    def call_later(self, delay: Any, function: Function | str, key: Any, /, *args: Any) -> str:
+    def call_later(self, delay: Any, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> str:
         try:
             due_us = self._now_us + duration_us(delay, "call_later")
         except ModelError as error:
             raise BadCall(str(error)) from None
+        if kwargs:
+            args = self._bind(function, args, kwargs)
         name = self._check_call(function, key, args)
         timer = self._new_id()
         self.call_async(builtin.set, timer, builtin.TIMER, due_us, None, args, name, key)
@@ -70,6 +72,10 @@ class Deferring(Context):
         if not entry.signature.takes(THEN_ARGS):
             raise BadCall(f"{entry.signature} must take two arguments, a result and an error, one of which is None")
         return entry.name
+
+    def _bind(self, function: Function | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """The arguments by position."""
+        return self._program.find(function).signature.bind(args, kwargs)
 
     def _check_call(self, function: Function | str, key: Any, args: tuple[Any, ...]) -> str:
         """Refuse now what could not be called later; returns the function's name."""

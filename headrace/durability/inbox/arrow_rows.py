@@ -26,10 +26,20 @@ def read_table(store: Store, closed: ClosedBatch) -> pa.Table | None:
     return pa.concat_tables(tables, promote_options="default") if tables else None
 
 
+NAMED = "arg:"  # before the name, of a column with an argument by name
+
+
 def rows_of(table: pa.Table) -> list[Row]:
-    width = sum(name.startswith("arg") for name in table.column_names)
+    """The arguments by position."""
+    width = sum(name.startswith("arg") and not name.startswith(NAMED) for name in table.column_names)
     columns = [to_python(table.column(f"arg{at}")) for at in range(width)]
     return list(zip(*columns, strict=True)) if columns else [()] * table.num_rows
+
+
+def named_of(table: pa.Table) -> dict[str, list[Any]]:
+    """The arguments by name, in columns."""
+    names = [name.removeprefix(NAMED) for name in table.column_names if name.startswith(NAMED)]
+    return {name: to_python(table.column(NAMED + name)) for name in names}
 
 
 class UnreadableCell:

@@ -21,7 +21,8 @@ from headrace.core.admission import Admission
 from headrace.core.epoch import Batch
 from headrace.core.origin import FromSource
 from headrace.core.program import Program
-from headrace.durability.inbox.arrow_rows import Row, read_table, rows_of, to_python
+from headrace.core.signature import Signature
+from headrace.durability.inbox.arrow_rows import Row, named_of, read_table, rows_of, to_python
 from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
@@ -84,14 +85,23 @@ def admit(closed: ClosedBatch, table: pa.Table | None, admission: Admission) -> 
     keys = to_python(table.column("key"))
     if "id" in table.column_names or "args" in table.column_names or not closed.function:
         return admit_mixed(closed, table, keys, admission)
-    rows = rows_of(table)
     try:
         signature = admission.program.find(closed.function).signature
-    except BadRequest:
-        return admission.admit_columns(origin, closed.function, keys, rows)  # refuses them all
-    if not signature.is_scalar:
+        named = named_of(table)
+        rows = by_position(named, signature, len(keys)) if named else rows_of(table)
+    except BadRequest as error:
+        return admission.admit_rows(origin, [error] * len(keys))
+    if not signature.is_scalar and not named:
         rows = list(map(signature.convert, rows))
     return admission.admit_columns(origin, closed.function, keys, rows)
+
+
+def by_position(named: dict[str, list[Any]], signature: Signature, count: int) -> list[Row]:
+    """The rows of columns that are arguments by name. A default that is filled in is no list: those can change."""
+    if not signature.is_scalar:
+        named = {name: signature.convert_column(name, cells) for name, cells in named.items()}
+    columns = [each if type(each) is list else [each] * count for each in signature.bind((), named)]
+    return list(zip(*columns, strict=True))
 
 
 def stem_of_rows(closed: ClosedBatch) -> str:
@@ -103,7 +113,7 @@ def admit_mixed(closed: ClosedBatch, table: pa.Table, keys: list[Any], admission
     """Admits rows one by one, if they call different functions, have their own ids, or have arguments in JSON."""
     count, stem = table.num_rows, stem_of_rows(closed)
     functions = to_python(table.column("function")) if not closed.function else [closed.function] * count
-    given = to_python(table.column("args")) if "args" in table.column_names else rows_of(table)
+    given = mixed_args(table)
     ids = to_python(table.column("id")) if "id" in table.column_names else None
     calls: list[Any] = []
     for at, (function, key, args) in enumerate(zip(functions, keys, given, strict=True)):
@@ -121,12 +131,22 @@ def admit_mixed(closed: ClosedBatch, table: pa.Table, keys: list[Any], admission
     return admission.admit_rows(FromSource(named, *closed.batch_id), calls)
 
 
+def mixed_args(table: pa.Table) -> list[Any]:
+    """The arguments of each row: a tuple, a dict of names, or JSON."""
+    if "args" in table.column_names:
+        return to_python(table.column("args"))
+    named = named_of(table)
+    if not named:
+        return rows_of(table)
+    return [dict(zip(named, cells, strict=True)) for cells in zip(*named.values(), strict=True)]
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True):
     """A whole call in JSON, as the HTTP gateway takes it. If it has no id or key, those of its row are used."""
 
     function: str
     key: str | int | None = None
-    args: list[Any] = []
+    args: list[Any] | dict[str, Any] = []
     request_id: str | None = None
 
 
@@ -162,7 +182,8 @@ def read_message(data: bytes | None, key: bytes | None, admission: Admission) ->
             admission.check_id(message.request_id)
             given = message.request_id
         named = message.key if message.key is not None or key is None else key.decode()
-        return given, (message.function, named, arguments(message.function, tuple(message.args), admission))
+        args = message.args if isinstance(message.args, dict) else tuple(message.args)
+        return given, (message.function, named, arguments(message.function, args, admission))
     except UNREADABLE as error:
         with suppress(*UNREADABLE, BadRequest):
             claimed = _only_id.decode(data or b"").request_id
@@ -174,19 +195,26 @@ def read_message(data: bytes | None, key: bytes | None, admission: Admission) ->
 
 
 def arguments(function: Any, args: Any, admission: Admission) -> Row:
-    """Returns as many arguments as the function takes. Null arguments beyond that are dropped: they are columns that
-    only other functions use."""
+    """Returns as many arguments as the function takes. Null arguments beyond that are dropped, and null ones with names
+    that it does not have: they are columns that only other functions use."""
     if args is None or type(args) is str:
-        try:
-            args = msgspec.json.decode(args or "[]")
-        except UNREADABLE as error:
-            raise BadArguments(f"the arguments {shown(args)} are not valid JSON: {error}") from None
-        if type(args) is not list:
-            raise BadArguments(f"the arguments {shown(args)} are not a JSON list")
-        args = tuple(args)
-    if type(args) is not tuple:
-        raise BadArguments(f"the arguments must be a JSON list, not {shown(args)}")
+        args = from_json(args or "[]")
+    if type(args) is not tuple and type(args) is not dict:
+        raise BadArguments(f"the arguments must be a JSON list or object, not {shown(args)}")
     signature = admission.program.find(function).signature
+    if type(args) is dict:
+        named = {name: arg for name, arg in args.items() if arg is not None or name in signature.keywords.places}
+        return signature.bind((), named if signature.is_scalar else signature.convert_named(named))
     while len(args) > signature.most and not signature.variadic and args[-1] is None:
         args = args[:-1]
     return args if signature.is_scalar else signature.convert(args)
+
+
+def from_json(text: str) -> Any:
+    try:
+        args = msgspec.json.decode(text)
+    except UNREADABLE as error:
+        raise BadArguments(f"the arguments {shown(text)} are not valid JSON: {error}") from None
+    if type(args) is not list and type(args) is not dict:
+        raise BadArguments(f"the arguments {shown(text)} are not a JSON list or object")
+    return tuple(args) if type(args) is list else args

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.epoch import Batch
-from headrace.durability.inbox.arrow_rows import read_table, to_python
+from headrace.durability.inbox.arrow_rows import NAMED, read_table, to_python
 from headrace.durability.inbox.inbox import ClosedBatch, stem_of, waiting
 from headrace.durability.store import Store
 from headrace.wire.messages import id_of
@@ -93,7 +93,10 @@ def json_args_of(cells: dict[str, Any]) -> str | None:
     return message.decode(errors="replace") if type(message) is bytes else None
 
 
-def args_of(cells: dict[str, Any]) -> list[Any]:
+def args_of(cells: dict[str, Any]) -> list[Any] | dict[str, Any]:
+    named = {name.removeprefix(NAMED): cell for name, cell in cells.items() if name.startswith(NAMED)}
+    if named:
+        return named
     names = [name for name in cells if name.startswith("arg") and name != "args"]
     return [cells[f"arg{at}"] for at in range(len(names))]
 

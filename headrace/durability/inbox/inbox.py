@@ -57,8 +57,8 @@ class InboxSegment(msgspec.Struct, frozen=True):
 
 class ClosedBatch(msgspec.Struct, frozen=True):
     """A complete batch of calls. Its columns are `call` (whole calls in JSON), perhaps with `key`; or `key`, with
-    `arg0`, `arg1`... or `args` (JSON), and `function` if the rows call different ones. `id` is there if the rows have
-    their own ids."""
+    `arg0`, `arg1`... or `arg:<name>`... or `args` (JSON), and `function` if the rows call different ones. `id` is there
+    if the rows have their own ids."""
 
     source: str
     number: int

@@ -4,10 +4,11 @@
       .option("key", "src").option("args", "dst,amount").option("checkpointLocation", ...).start("bank-store")
 
 Options: `function`, or a column `function` ("operator.function"), or columns `operator` and `function`, if rows call
-different functions; `key`, the column of the keys; `args`, the columns of the arguments in order, or `argsJson`, one
-column with a JSON list; `requestId`, a column with request ids; `patience`, how many seconds to wait until the batch
-has run (for a stream: the batch before it). The default is 300. Or `callJson`, one column with whole calls in JSON, as
-POST /v1/call takes them: then the columns `key` and `requestId` are used for calls that have none.
+different functions; `key`, the column of the keys; `args`, the columns of the arguments in order, or a JSON object of
+them by the names of the parameters; or `argsJson`, one column with a JSON list or object; `requestId`, a column with
+request ids; `patience`, how many seconds to wait until the batch has run (for a stream: the batch before it). The
+default is 300. Or `callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key`
+and `requestId` are used for calls that have none.
 
 Each task writes its rows as segments into the store. The commit closes the batch in the inbox, by query and number,
 where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; no row passes through the
@@ -34,6 +35,7 @@ from pyspark.sql.types import StructType
 from headrace.core.origin import BatchId
 from headrace.core.source_batches import ONCE
 from headrace.durability.identity import CURRENT, read_checked
+from headrace.durability.inbox.arrow_rows import NAMED
 from headrace.durability.inbox.inbox import (
     ClosedBatch,
     InboxSegment,
@@ -64,19 +66,22 @@ class CallColumns:
     args_json: str
     request_id: str
     call_json: str = ""
+    names: tuple[str, ...] = ()  # of the parameters that the columns of `args` are for; by position if empty
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> CallColumns:
+        args = names(options, "args")
         wanted = cls(
             options.get("function", ""),
             options.get("key", "" if options.get("callJson") else "key"),
-            tuple(names(options, "args")),
+            tuple(args.values() if isinstance(args, dict) else args),
             options.get("argsJson", ""),
             options.get("requestId", ""),
             options.get("callJson", ""),
+            tuple(args) if isinstance(args, dict) else (),
         )
         if wanted.args and wanted.args_json:
-            raise StreamError("give either args, a list of columns, or argsJson, one column with a JSON list, not both")
+            raise StreamError("give either args, the columns, or argsJson, one column with JSON, not both")
         if wanted.call_json and (wanted.function or wanted.args or wanted.args_json):
             raise StreamError("callJson holds the whole call: leave out function, args and argsJson")
         return wanted
@@ -110,17 +115,37 @@ class CallColumns:
                 f"no function {self.function} in the app that runs on {store.url}; it has: "
                 f"{', '.join(current['functions'])}"
             )
-        least, most, parameters = known
+        least, most, parameters, *needed = known
         count = len(self.args)
+        if self.names:
+            self._check_names(f"{self.function}({parameters})", *needed)
+            return
         if not self.args_json and not (least <= count and (most is None or count <= most)):
             raise StreamError(
                 f"{self.function}({parameters}) cannot be called with the {count} columns {list(self.args)}"
             )
 
+    def _check_names(self, signature: str, needed: dict[str, bool] | None = None) -> None:
+        """`needed` has the parameters, and whether they must be given; an app of an older version did not tell."""
+        if needed is None:
+            return
+        for name in self.names:
+            if name not in needed:
+                raise StreamError(f"{signature} has no parameter {name!r}")
+        missing = [name for name, is_needed in needed.items() if is_needed and name not in self.names]
+        if missing:
+            raise StreamError(f"{signature} needs {', '.join(map(repr, missing))}: give it a column")
+
+    def arg_columns(self) -> dict[str, str]:
+        """The columns of the arguments, by their names in a segment."""
+        if self.names:
+            return {NAMED + name: column for name, column in zip(self.names, self.args, strict=True)}
+        return {f"arg{at}": column for at, column in enumerate(self.args)}
+
     def columns_of(self, table: pa.Table) -> pa.Table:
         """The columns, as a segment has them."""
         columns: dict[str, Any] = {"key": table.column(self.key)} if self.key else {}
-        columns |= {f"arg{at}": table.column(name) for at, name in enumerate(self.args)}
+        columns |= {alias: table.column(name) for alias, name in self.arg_columns().items()}
         if self.args_json:
             columns["args"] = as_text(table.column(self.args_json))
         if self.request_id:

@@ -89,16 +89,20 @@ def plain_places(options: Mapping[str, str]) -> Places:
         ) from None
 
 
-def names(options: Mapping[str, str], name: str) -> list[str]:
-    """A list of columns; in JSON, if a name contains a comma."""
+def names(options: Mapping[str, str], name: str) -> list[str] | dict[str, str]:
+    """A list of columns; in JSON, if a name contains a comma. Or a JSON object: the columns by the names of what they
+    are for."""
     given = options.get(name, "").strip()
-    if given.startswith("["):
-        import json
+    if not given.startswith(("[", "{")):
+        return [each.strip() for each in given.split(",") if each.strip()]
+    import json
 
-        try:
-            return [str(each) for each in json.loads(given)]
-        except ValueError:
-            raise StreamError(
-                f"the option {name} is {given!r}; it must be comma-separated names, or a JSON list"
-            ) from None
-    return [each.strip() for each in given.split(",") if each.strip()]
+    try:
+        found = json.loads(given)
+    except ValueError:
+        raise StreamError(
+            f"the option {name} is {given!r}; it must be comma-separated names, a JSON list or a JSON object"
+        ) from None
+    if isinstance(found, dict):
+        return {each: str(column) for each, column in found.items()}
+    return [str(each) for each in found]
