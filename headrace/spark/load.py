@@ -31,11 +31,12 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import ByteType, DataType, IntegerType, LongType, ShortType, StringType
 
 from headrace.config import Config
+from headrace.core.program import state_codec, values_of
 from headrace.core.signature import conforms
 from headrace.durability.columns import Columns
 from headrace.durability.identity import identity_of
+from headrace.durability.reading.column_types import TableShape, declared
 from headrace.durability.reading.store_reader import StoreReader
-from headrace.durability.reading.typed import TableShape, declared
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.durability.snapshots.bulk import (
     PARTS_MAX,
@@ -291,9 +292,11 @@ class Load:
         if not plan.is_simple(self.df):
             types = {"hint": plan.hint, "records": self.bulk.app.records()}
         now_us = max(self.bulk.metadata.sequencing.closed_us, time.time_ns() // 1000)
+        native = state_codec(self.operator, values_of(self.bulk.app, self.config)).native
         sealing = ColumnSealer(
             self.config,
             record=plan.record,
+            head=native.head if native is not None else None,
             nullable=plan.nullable,
             ttl_from_us=None if self.operator.ttl_us is None else now_us,
             **types,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import shutil
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pytest
 
-from headrace import App, Config, Context, Runtime
+from headrace import App, Config, Context, Places, Runtime
+from headrace.core.program import state_codec
 from headrace.durability.columns import join
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.durability.snapshots.bulk import BulkLoad, BulkTarget, ColumnSealer, deletions, duplicate, write
 from headrace.durability.store import DirectoryStore
 from headrace.errors import BadRequest, StoreError
+from headrace.wire.values import Values
 
 app = App("bank")
 account = app.operator("account")
@@ -155,3 +160,49 @@ def test_keys_keep_their_type_and_null_is_none() -> None:
         assert join(sealing.keys(pa.array(keys))) == keys
     with pytest.raises(BadRequest, match="a row has no key"):
         sealing.keys(pa.array([1, None]))
+
+
+@dataclasses.dataclass
+class Bill:
+    number: int
+    total: Annotated[Decimal, Places(6, 2)]
+    note: str | None
+
+
+def test_a_row_that_does_not_have_the_declared_type_is_refused_with_its_field() -> None:
+    sealer = ColumnSealer(Config(), record="Bill", nullable=["note"], hint=Bill, records=[Bill])
+    columns = {
+        "number": pa.array([1, 2, 3]),
+        "total": pa.array([Decimal("1.50"), Decimal("0.05"), Decimal("9999.99")]),
+        "note": pa.array(["a", None, "c"]),
+    }
+    codec = state_codec(App("bills").operator("bill", state=Bill), Values([Bill]))
+    sealed = join(sealer.states(columns, lambda row: f"k{row}"))
+    assert sealed[1] == codec.seal(Bill(2, Decimal("0.05"), None))
+    for name, wrong, says in (
+        (
+            "total",
+            pa.array([Decimal("1.5"), Decimal("0.055"), Decimal(1)]),
+            r"wanted .*Places\(6, 2\), found .*Decimal",
+        ),
+        ("number", pa.array(["1", "2", "x"]), r"wanted int, found '1' \(str\)"),
+        ("note", pa.array([b"a", b"b", None]), r"wanted str \| None, found b'a' \(bytes\)"),
+    ):
+        with pytest.raises(BadRequest, match=rf"^{name} of the row with key 'k\d' does not fit: {says}"):
+            sealer.states(columns | {name: wrong}, lambda row: f"k{row}")
+
+
+@dataclasses.dataclass
+class Flat:
+    count: int
+    name: str | None
+    rate: float
+
+
+def test_a_loaded_record_has_the_bytes_that_a_function_would_have_put() -> None:
+    codec = state_codec(App("flat").operator("flat", state=Flat), Values([Flat]))
+    assert codec.native is not None
+    rows = [Flat(1, "a", 0.5), Flat(-(1 << 40), None, math.inf)]
+    columns = {name: pa.array([getattr(row, name) for row in rows]) for name in ("count", "name", "rate")}
+    sealer = ColumnSealer(Config(), record="Flat", head=codec.native.head, nullable=["name"])
+    assert join(sealer.states(columns, str)) == [codec.seal(row) for row in rows]

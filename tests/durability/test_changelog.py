@@ -141,6 +141,19 @@ def test_the_records_are_the_same_bytes_in_both_modes(program: Program, size: in
     assert written[0] == written[1] == written[2]
 
 
+def test_a_record_says_of_which_types_the_keys_have_been() -> None:
+    """So far, through restarts, and only of changes: not of a transaction that was undone."""
+    store = memory()
+    rounds = [([(add, 7, 1)], ["long"]), ([(add, 8, 0), (move, 7, "b", 500)], ["long"]), ([(drop, "x")], ["long"])]
+    rounds += [([(add, "a", 1)], ["long", "string"]), ([(add, 9, 1)], ["long", "string"])]
+    with logging(hand.app, "item"):
+        for at, (calls, types) in enumerate(rounds):
+            Hand(store, hand.app).run(f"round{at}", calls)
+            newest = Changelog(store).newest()
+            assert newest is not None
+            assert newest[2].header.key_types["item"] == types
+
+
 CALLS = [
     (add, "a", 1),
     (move, "a", "b", 5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import uuid
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -14,20 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import App
+from headrace import App, Places
 from headrace.durability.columns import split
-from headrace.durability.reading.scan import non_empty
-from headrace.durability.reading.typed import (
+from headrace.durability.reading.column_types import (
     JSON,
-    ShapeGuess,
+    DeclaredColumns,
     TableShape,
-    arrays,
     declared,
     split_outside_brackets,
-    type_of,
 )
+from headrace.durability.reading.scan import non_empty
+from headrace.durability.reading.shape_guess import ShapeGuess
+from headrace.durability.reading.typed import Misfits, arrays
 from headrace.errors import BadValue
-from headrace.model.fingerprint import fingerprint
+from headrace.model.fingerprint import fingerprint, type_text
 from headrace.wire.values import Values, wrap
 
 UTC = datetime.UTC
@@ -84,7 +85,7 @@ def shape_of(state: Any) -> TableShape:
 
 def table(values: list[Any], shape: TableShape, is_wrapped: bool = False) -> list[dict[str, Any]]:
     sealed = [wrap(VALUES.seal(value), 5) if is_wrapped else VALUES.seal(value) for value in values]
-    columns = arrays(non_empty(split(sealed)), shape, lambda row: f"entity {row}")
+    columns = arrays(non_empty(split(sealed)), shape, Misfits(lambda row: f"entity {row}"))
     names = [column.name for column in shape.columns]
     for column, made in zip(shape.columns, columns, strict=True):
         assert made.type == column.type
@@ -175,7 +176,7 @@ def test_a_record_inside_itself_is_json() -> None:
     [
         (Point("far", 1.0), "x of entity 1: 'far' is not of type int64"),  # type: ignore[arg-type]
         (Point(1 << 63, 1.0), "x of entity 1: "),
-        (7, "the state of entity 1 is 7, which is not a record"),
+        (7, "the state of entity 1: 7 is not a record"),
     ],
 )
 def test_what_does_not_fit_is_named(value: Any, says: str) -> None:
@@ -196,7 +197,7 @@ def test_json_of_anything() -> None:
 def guessed(*batches: list[Any]) -> TableShape | None:
     guess = ShapeGuess("thing")
     for values in batches:
-        guess.add(non_empty(split([VALUES.seal(value) for value in values])))
+        guess.add(non_empty(split([VALUES.seal(value) for value in values])), lambda row: f"entity {row}")
     return guess.shape()
 
 
@@ -240,13 +241,94 @@ def test_states_that_differ_are_an_error_that_says_what_to_do(batches: tuple[lis
         guessed(*batches)
 
 
+ODD = [
+    ([5, "far"], "value of entity {at}: 'far' is not of type int64", [5, None]),
+    ([{"n": 1}, {"n": "far"}], "n of entity {at}: 'far' is not of type int64", [1, None]),
+    ([Point(1, 1.0), Point("far", 1.0)], "x of entity {at}: 'far' is not of type int64", [1, None]),  # type: ignore[arg-type]
+    ([Point(1, 1.0), 5], "the state of entity {at}: 5 is not a record", [1, None]),
+    ([[1], [1, "a"]], r"value\[1\] of entity {at}: 'a' is not of type int64", [[1], None]),
+    ([[1], {1: 2, "a": [3]}], "value of entity {at}: a dict is not of type list<item: int64>", [[1], None]),
+]
+
+
+@pytest.mark.parametrize(("pair", "says", "shown"), ODD)
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_one_bad_state_is_named_or_null_and_the_others_are_read(
+    pair: list[Any], says: str, shown: list[Any], at: int
+) -> None:
+    """Wherever it is: what most states are is taken for the type of all."""
+    good, bad = pair
+    states = [VALUES.seal(good)] * 7
+    states.insert(at, VALUES.seal(bad))
+    columns = non_empty(split(states))
+    strict, lenient = ShapeGuess("thing"), ShapeGuess("thing", are_null=True)
+    for guess in (strict, lenient):
+        guess.add(columns, lambda row: f"entity {row}")
+    with pytest.raises(BadValue, match=f"operator 'thing' do not have one type: {says.format(at=at)}. Declare it"):
+        strict.shape()
+    shape = lenient.shape()
+    assert shape is not None
+    misfits = Misfits(lambda row: f"entity {row}", are_null=True)
+    found = arrays(columns, shape, misfits)
+    assert misfits.rows == {at}
+    expected = [shown[0]] * 7
+    expected.insert(at, shown[1])
+    assert found[0].to_pylist() == expected
+    assert all(array[at].as_py() is None for array in found)
+    with pytest.raises(BadValue, match=says.format(at=at)):
+        arrays(columns, shape, Misfits(lambda row: f"entity {row}"))
+
+
+def test_many_kinds_of_states_have_a_shape_all_the_same() -> None:
+    guess = ShapeGuess("thing", are_null=True)
+    odd = [{f"f{number}": [number, "x"]} for number in range(30)]
+    values = [*odd, *range(50), *[Point(1, 1.0)] * 5]
+    guess.add(non_empty(split([VALUES.seal(value) for value in values])), str)
+    shape = guess.shape()
+    assert shape is not None
+    assert shape.columns[0].type == pa.int64()
+
+
+PLACED = Annotated[Decimal, Places(18, 2)]
+LOCAL = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+
+
+@pytest.mark.parametrize(
+    ("hint", "type"),
+    [
+        (PLACED, pa.decimal128(18, 2)),
+        (PLACED | None, pa.decimal128(18, 2)),
+        (Annotated[Decimal | None, Places(18, 2)], pa.decimal128(18, 2)),
+        (Annotated[Decimal, "in | euros", Places(18, 2)], pa.decimal128(18, 2)),
+        (list[PLACED], pa.list_(pa.decimal128(18, 2))),
+        (dict[str, PLACED | None], pa.map_(pa.string(), pa.decimal128(18, 2))),
+        (Decimal, pa.decimal128(30, 4)),
+        (dict[str, list[Decimal]], pa.map_(pa.string(), pa.list_(pa.decimal128(30, 4)))),
+        (datetime.datetime, pa.timestamp("us", "UTC")),
+        (LOCAL, pa.timestamp("us")),
+        (tuple[LOCAL, ...] | None, pa.list_(pa.timestamp("us"))),
+        (Annotated[datetime.datetime, msgspec.Meta(tz=True)], pa.timestamp("us", "UTC")),
+        (Annotated[int, msgspec.Meta(ge=0)] | None, pa.int64()),
+        (dict[str, Annotated[int, msgspec.Meta(ge=0)]], pa.map_(pa.string(), pa.int64())),
+        (Sequence[int], pa.list_(pa.int64())),
+        (Mapping[str, int], pa.map_(pa.string(), pa.int64())),
+        (Literal["a", None], pa.string()),
+        (Annotated[int, msgspec.Meta(ge=0)] | str, None),
+        (Any, None),
+    ],
+)
+def test_what_is_annotated_decides_the_type(hint: Any, type: pa.DataType | None) -> None:
+    assert DeclaredColumns({}, Places(30, 4)).of(type_text(hint)) == type
+
+
 def test_types_are_read_as_they_are_written() -> None:
     assert split_outside_brackets("dict[str, int] | None | Literal['a | b']", " | ") == [
         "dict[str, int]",
         "None",
         "Literal['a | b']",
     ]
-    assert type_of("dict[str, list[tuple[int, ...]]]", {}) == pa.map_(pa.string(), pa.list_(pa.list_(pa.int64())))
-    assert type_of("int | str", {}) is None
-    assert type_of("frozenset[int]", {}) is None
-    assert type_of("Literal[1, 2]", {}) == pa.int64()
+    type_of = DeclaredColumns({}).of
+    assert type_of("dict[str, list[tuple[int, ...]]]") == pa.map_(pa.string(), pa.list_(pa.list_(pa.int64())))
+    assert type_of("int | str") is None
+    assert type_of("frozenset[int]") is None
+    assert type_of("Literal[1, 2]") == pa.int64()

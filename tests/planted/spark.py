@@ -107,4 +107,46 @@ MISTAKES = (
         "msgspec.structs.replace(run, functions=0, keys=[], args=[], stored=stored)",
         "msgspec.structs.replace(run, stored=stored)",
     ),
+    Mistake(
+        "What was put comes back equal in the columns of a table, whatever its declared type and form.",
+        "headrace/durability/reading/record_rows.py",
+        "        return ZONELESS if type.tz is None else datetime.datetime\n",
+        "        return str\n",
+        (
+            (
+                "    except DOES_NOT_FIT:\n        return None\n",
+                "    except DOES_NOT_FIT:\n        return [pa.nulls(len(cells), each.type) for each in columns]\n",
+            ),
+        ),
+    ),
+    Mistake(
+        "Records of numbers are read without decoding them one by one, and equal.",
+        "headrace/durability/reading/number_records.py",
+        "IS_SIGNED[0xD0:0xD4] = True",
+        "IS_SIGNED[0xD0:0xD3] = True",
+    ),
+    Mistake(
+        "A value that does not fit its column is never rounded or shifted: it is named.",
+        "headrace/durability/reading/fitting.py",
+        "    checked(value, made == value, type)\n",
+        "",
+    ),
+    Mistake(
+        "One bad entity is named, and with `badRows` it does not stop the scan.",
+        "headrace/durability/reading/shape_guess.py",
+        "key=lambda at: (self.kinds[at].count, -at)",
+        "key=lambda at: -at",
+    ),
+    Mistake(
+        "A row that does not have the declared type is refused before anything is loaded.",
+        "headrace/durability/snapshots/bulk.py",
+        "seal, hint = self.codec.seal if self.hint is not None else self.values.seal, self.hint",
+        "seal, hint = self.values.seal, self.hint",
+    ),
+    Mistake(
+        "Changes say of which types their keys have been.",
+        "headrace/durability/log/changelog.py",
+        "self.key_types[name] = newest.header.key_types[name]",
+        "self.key_types[name] = []",
+    ),
 )

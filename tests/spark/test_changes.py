@@ -27,8 +27,9 @@ from headrace.durability.store import DirectoryStore, open_store
 from headrace.errors import Abort, StoreError, StreamError
 from headrace.model.context import Context
 from headrace.spark.load import load
-from headrace.spark.sources.changes import ChangesLog, keys_as_text
+from headrace.spark.sources.changes import ChangesLog, columns_of, key_types
 from headrace.spark.sources.epoch_streams import EpochStream
+from headrace.spark.sources.key_column import keys_as
 from headrace.wire.values import Values, plain
 from tests.waiting import eventually
 
@@ -475,5 +476,6 @@ def test_keys_are_texts_and_say_what_they_were() -> None:
     from headrace.durability.columns import keys_to_arrow
 
     for keys in (KEYS, [1, 2], ["a", ""], [b"a"], [(1 << 64) - 1], [1, "1"]):
-        texts, types = keys_as_text(keys_to_arrow(keys))
+        kinds = columns_of(keys_to_arrow(keys))
+        texts, types = keys_as(kinds, pa.string(), "an operator"), key_types(kinds)
         assert list(zip(texts.to_pylist(), types.to_pylist(), strict=True)) == [text_of(key) for key in keys]

@@ -24,7 +24,7 @@ from headrace.durability.store import DirectoryStore
 from headrace.errors import Abort, StreamError
 from headrace.model.context import Context
 from headrace.spark.sources import replies
-from headrace.spark.sources.replies import Ids, ReplyLog, ReplyRows, column_texts, texts_of
+from headrace.spark.sources.replies import Ids, ReplyLog, ReplyRows, column_texts, schema_of, texts_of
 from headrace.wire.messages import Answers, id_of
 from headrace.wire.values import Values, plain
 
@@ -269,7 +269,7 @@ def test_a_large_epoch_is_several_record_batches(tmp_path: Path) -> None:
 
 def test_an_empty_piece_of_nothing_is_no_batch() -> None:
     assert [*ReplyLog({"path": "x"}).batches(iter(()))] == []
-    assert ReplyRows().rows == 0
+    assert ReplyRows(schema_of(pa.string(), pa.string())).rows == 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,8 +10,10 @@ Rules:
    the first epoch from which on all its changes are there: not before it was turned on, loaded or migrated. `breaks`
    counts how often it had logged changes before: a reader of those must not continue as if nothing had happened.
    `loads` counts the loads and migrations that the record knows of.
+4. `key_types` says which types of keys the changes of each operator had so far; it is not there for an operator whose
+   earlier records do not say.
 
-    header:       epoch, time, begin, since, operators, breaks, loads
+    header:       epoch, time, begin, since, operators, breaks, loads, key_types
     operators:    keys, states before and states after; if some are missing, kinds with the keys, and two more tables
 
 Never here: how changes come about, Spark.
@@ -44,6 +46,7 @@ from headrace.wire.values import MISSING, Values, same, shown
 FOLDER = "changes"
 UPDATE, INSERT, DELETE = range(3)
 RANKS = {int: 0, str: 1, bytes: 2}
+KEY_TYPE_NAMES: dict[type, str] = {int: "long", str: "string", bytes: "binary"}
 WIDTH_OF: dict[str, Any] = {"H": np.uint16, "i": np.int32, "q": np.int64}
 
 
@@ -195,6 +198,15 @@ def ints_column(values: Any) -> Any:
     return Ints(code, len(values), values.astype(WIDTH_OF[code]).tobytes())
 
 
+def types_of_keys(column: Any) -> set[str]:
+    """Of a column as `to_column` makes it."""
+    if isinstance(column, Ints) or (not isinstance(column, list) and column.type == KINDS["int"]):
+        return {KEY_TYPE_NAMES[int]}
+    if not isinstance(column, list) and column.type == KINDS["text"]:
+        return {KEY_TYPE_NAMES[str]}
+    return {KEY_TYPE_NAMES[kind] for kind in set(map(type, from_column(column)))}
+
+
 def is_state(state: Any) -> bool:
     return type(state) is not bytes or state != MISSING
 
@@ -213,6 +225,7 @@ class ChangeWriter:
         self.since: dict[str, int] = {}
         self.breaks: dict[str, int] = {}
         self.loads: dict[str, int] = {}
+        self.key_types: dict[str, list[str]] = {}
         self._streams = Streams()
         self._recorded: dict[int, bytes] = {}  # of epochs that will be run again
         self._prepared: dict[int, ColumnRecord] = {}  # of epochs that are not written yet
@@ -235,6 +248,10 @@ class ChangeWriter:
             self.since[name] = known[name] if goes_on else reached + 1
             has_broken = not goes_on and (name in known or name in self.breaks)
             self.breaks[name] = self.breaks.get(name, 0) + (max(fresh, 1) if has_broken else 0)
+            if newest is None or (name not in newest.since and name not in newest.header.breaks):
+                self.key_types[name] = []
+            elif name in newest.header.key_types:
+                self.key_types[name] = newest.header.key_types[name]
         if not is_gapless:
             self.kept, self.begin = epoch, epoch + 1
             self._append([self._to_columns(epoch, closed_us, {})])
@@ -271,7 +288,17 @@ class ChangeWriter:
 
     def _to_columns(self, epoch: int, closed_us: int, changes: Changes) -> ColumnRecord:
         since, breaks, loads = dict(self.since), dict(self.breaks), dict(self.loads)
-        return changes_to_columns(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
+        record = changes_to_columns(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
+        return record._replace(header=msgspec.structs.replace(record.header, key_types=self._see_keys(record)))
+
+    def _see_keys(self, record: ColumnRecord) -> dict[str, list[str]]:
+        """The types of keys so far, with those of this record, which is the newest."""
+        columns = {name: column for table in record.tables for name, column in table.items()}
+        for at, name in enumerate(record.header.operators):
+            known = self.key_types.get(name)
+            if known is not None and not (fresh := types_of_keys(columns[f"{at}.key"])) <= {*known}:
+                self.key_types[name] = sorted(fresh | {*known})
+        return dict(self.key_types)
 
     def _append(self, record: list[ColumnRecord]) -> None:
         self.log.append([pack(self._streams, each) for each in record])

@@ -11,7 +11,8 @@ Never here: files, which thread writes, and when.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -68,6 +69,9 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
 class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
     epoch: EpochHeader
     failures: dict[int, Failure]
+    called: list[
+        str
+    ] = []  # the functions that rows of sources called; if there are several, a column has their numbers
 
 
 class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
@@ -80,6 +84,7 @@ class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
     operators: list[str]
     breaks: dict[str, int] = {}
     loads: dict[str, int] = {}
+    key_types: dict[str, list[str]] = {}
 
 
 class ColumnRecord(NamedTuple):
@@ -167,9 +172,13 @@ class Records:
             if epoch.number in self._logged_columns
             else self._epoch_to_columns(epoch)
         )
-        if any(piece.position for piece in epoch.pieces):  # readers of the replies do not read the log
-            header = msgspec.structs.replace(header, pieces=epoch.pieces)
-        return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, {"result": to_column(epoch.results)}))
+        results: Columns = {"result": to_column(epoch.results)}
+        if not any(piece.position for piece in epoch.pieces):
+            return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, results))
+        header = msgspec.structs.replace(header, pieces=epoch.pieces)  # readers of the replies do not read the log
+        called, numbers = called_by_sources(epoch)
+        tables = (columns, {"called": numbers}, results) if numbers is not None else (columns, results)
+        return ColumnRecord(RepliesHeader(header, epoch.failures, called), tables)
 
     def encode_replies(self, epoch: Epoch) -> bytes:
         return self.pack(self.replies_to_columns(epoch))
@@ -281,6 +290,20 @@ class Records:
         return entry.sealed if is_sealed else entry
 
 
+def called_by_sources(epoch: Epoch) -> tuple[list[str], Any]:
+    """The functions that rows of sources called, and a column with their numbers, if there are several."""
+    entries: list[Entry | None] = []
+    for piece, start in zip(epoch.pieces, epoch.starts(), strict=True):
+        entries += epoch.entries[start : start + piece.size] if piece.position else []
+    if not entries or None in entries:  # of an epoch whose rows were not read
+        return [], None
+    names = {entry: entry.name for entry in dict.fromkeys(entries) if entry is not None}
+    called = list(dict.fromkeys(names.values()))
+    if len(called) == 1:
+        return called, None
+    return called, to_column([called.index(names[entry]) for entry in entries if entry is not None])
+
+
 def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) -> tuple[CallRows, Columns]:
     if not keys:
         return CallRows([], 0), {}
@@ -347,6 +370,25 @@ def unpack_results(data: bytes) -> tuple[RepliesHeader, Any]:
         return _replies_decoder.decode(parts[0]), from_bytes(parts[-1])["result"]
     except (*UNREADABLE, KeyError) as error:
         raise unreadable(error) from None
+
+
+def unpack_called(data: bytes) -> list[str | None]:
+    """The function that each row of a record of replies called; None where the record does not say."""
+    header, columns = unpack(data)
+    if not isinstance(header, RepliesHeader):
+        raise LogBroken(f"a record among the replies holds {type(header).__name__}")
+    own = iter(named([name for name, _ in header.epoch.rows.functions], columns.get("function")))
+    of_sources = iter(named(header.called, columns.get("called")))
+    return [
+        next(of_sources if piece.position else own, None) for piece in header.epoch.pieces for _ in range(piece.size)
+    ]
+
+
+def named(names: list[str], numbers: Any) -> Iterable[str]:
+    """What the numbers stand for; without numbers, the only name again and again."""
+    if numbers is not None:
+        return map(names.__getitem__, from_column(numbers))
+    return repeat(names[0]) if names else ()
 
 
 def parts_of(data: bytes) -> list[memoryview]:

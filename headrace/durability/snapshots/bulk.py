@@ -29,7 +29,7 @@ from headrace.config import Config
 from headrace.core.engine import Engine
 from headrace.core.log_records import Retired
 from headrace.core.placement import shards_of
-from headrace.core.signature import conforms, converted, why
+from headrace.core.signature import converted
 from headrace.core.snapshot_metadata import SnapshotMetadata, StoreMetadata
 from headrace.durability.columns import Columns, join, split, split_keys
 from headrace.durability.inbox.arrow_rows import is_text, to_python
@@ -44,6 +44,7 @@ from headrace.errors import BadRequest, BadValue, HeadraceError, StoreError
 from headrace.model.app import App
 from headrace.model.fingerprint import fingerprint
 from headrace.model.operator import Operator
+from headrace.wire.typed_values import Codec, record_in
 from headrace.wire.values import MISSING, RECORD, Key, Values, check_key, shown, wrap
 
 PART_BYTES = 64 << 20  # before compression, as in other layers
@@ -167,12 +168,13 @@ class ColumnSealer:
         config: Config,
         *,
         record: str | None = None,  # the record type, if the columns are its fields
+        head: bytes | None = None,  # of its native form, if it has one
         nullable: Collection[str] = (),  # columns that may be null
         hint: Any = None,  # the state's type, if it is not only scalars
         records: Sequence[type] = (),  # the record types that it may hold
         ttl_from_us: int | None = None,
     ) -> None:
-        self.config, self.record, self.nullable = config, record, nullable
+        self.config, self.record, self.head, self.nullable = config, record, head, nullable
         self.hint, self.records, self.ttl_from_us = hint, records, ttl_from_us
 
     def keys(self, column: pa.Array) -> Columns:
@@ -208,7 +210,7 @@ class ColumnSealer:
             if pa.types.is_floating(column.type):
                 return {"float": column.cast(pa.float64())}
             if is_text(column.type):
-                self._check_sizes(pc.binary_length(column).to_pylist(), key)
+                self._check_sizes(pc.binary_length(column), key)
                 return {"text": column.cast(pa.large_utf8())}
         return split(self._sealed(name, values_of(column), key))
 
@@ -220,39 +222,58 @@ class ColumnSealer:
         return split(self._sealed("the state", rows, key))
 
     def _packed(self, values: dict[str, list[Any]], key: Callable[[int], Any]) -> pa.Array:
-        """Records whose fields are all scalars: encoded as `Values` seals them, without creating the objects."""
+        """Records whose fields are all scalars: encoded as a codec seals them, without creating the objects."""
         names = {f"f{at}": name for at, name in enumerate(values)}
-        row = msgspec.defstruct("Row", list(names), rename=names)
+        row = msgspec.defstruct("Row", list(names), rename=names, gc=False)
         encode = msgspec.msgpack.Encoder().encode
-        head = b"\x92" + encode(self.record)
-        cells = [encode(Ext(RECORD, head + encode(each))) for each in map(row, *values.values())]
-        self._check_sizes(list(map(len, cells)), key)
-        return pa.array(cells, pa.large_binary())
+        fields = map(encode, map(row, *values.values()))
+        if self.head is not None:
+            maps = pa.array(list(fields), pa.large_binary())
+            cells = pc.binary_join_element_wise(pa.scalar(self.head, maps.type), maps, pa.scalar(b"", maps.type))
+        else:
+            head = b"\x92" + encode(self.record)
+            cells = pa.array([encode(Ext(RECORD, head + each)) for each in fields], pa.large_binary())
+        self._check_sizes(pc.binary_length(cells), key)
+        return cells
 
     def _sealed(self, name: str, values: list[Any], key: Callable[[int], Any]) -> list[Any]:
-        seal, hint = self.values.seal, self.hint
+        seal, hint = self.codec.seal if self.hint is not None else self.values.seal, self.hint
         sealed = []
         for at, value in enumerate(values):
-            if hint is not None:
-                value = converted(value, hint)
-                if not conforms(value, hint):
-                    raise BadRequest(f"{name} of the row with key {shown(key(at))} does not fit{why(value, hint)}")
             try:
-                sealed.append(seal(value))
+                sealed.append(seal(converted(value, hint)) if hint is not None else seal(value))
             except HeadraceError as error:
-                raise BadRequest(f"{name} of the row with key {shown(key(at))}: {error}") from None
+                field, why = self._fault(name, value, str(error))
+                raise BadRequest(f"{field} of the row with key {shown(key(at))} does not fit: {why}") from None
         return sealed
+
+    def _fault(self, name: str, value: Any, why: str) -> tuple[str, str]:
+        """The field that is wrong, and what about it: a row that is no record is looked at field by field."""
+        declared = None if self.hint is None else record_in(self.codec.type)
+        if declared is None or not isinstance(value, dict):
+            return name, why
+        hints = typing.get_type_hints(declared.cls, include_extras=True)
+        for field, given in value.items():
+            if field in declared.fields:
+                found = Codec(declared.fields[field], self.values).fault(converted(given, hints[field]))
+                if found is not None:
+                    return field, found
+        return name, why
+
+    @functools.cached_property
+    def codec(self) -> Codec:
+        return Codec(self.values.hints.type_of(self.hint), self.values)
 
     @functools.cached_property
     def values(self) -> Values:
         return Values(self.records, bytes_max=self.config.value_bytes_max, depth_max=self.config.value_depth_max)
 
-    def _check_sizes(self, sizes: list[int], key: Callable[[int], Any]) -> None:
-        largest = max(sizes, default=0)
+    def _check_sizes(self, sizes: pa.Array, key: Callable[[int], Any]) -> None:
+        largest = pc.max(sizes).as_py() or 0
         if largest > self.config.value_bytes_max:
+            whose = shown(key(pc.index(sizes, largest).as_py()))
             raise BadValue(
-                f"the state of key {shown(key(sizes.index(largest)))} has {largest} bytes, over the limit of "
-                f"{self.config.value_bytes_max}"
+                f"the state of key {whose} has {largest} bytes, over the limit of {self.config.value_bytes_max}"
             )
 
 

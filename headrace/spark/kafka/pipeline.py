@@ -254,6 +254,7 @@ class Pipeline:
             read("headrace.replies")
             .option("startingEpoch", self._began.epoch + 1)
             .option("maxEpochsPerBatch", EPOCHS_MAX)
+            .option("keyType", "string")
             .load(address_of(self.store))
         )
         rows = reply_rows(replies, read("headrace.dead").load(address_of(self.store)), self.requests.id)

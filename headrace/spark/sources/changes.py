@@ -6,7 +6,7 @@ Rules:
 1. A row is the net change of an entity in an epoch: its state at the epoch's start and at its end, null where there was
    none. Epochs come in order; within one, entities are ordered by operator and key.
 2. States are JSON, made without the app: see `plain` in wire/values.py. For a single operator whose state is declared,
-   `option("as", "columns")` gives typed ones, as in `headrace.state`.
+   `option("as", "columns")` gives typed ones, as in `headrace.state`. The type of the keys: see key_column.py.
 3. An operator's changes start with the epoch in which it began to log them. A query that asks for earlier ones fails
    with the reason, and so does one that is reading when the operator stops logging them.
 4. A bulk load or a migration is not a change of an epoch: the changelog starts again after it. A stream that began
@@ -20,34 +20,35 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
 
-from headrace.durability.columns import KINDS, Columns
+from headrace.durability.columns import Columns
 from headrace.durability.columns import join as cells_of
 from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
-from headrace.durability.log.changelog import DELETE, INSERT, Changelog, EpochChanges, spread_array
+from headrace.durability.log.changelog import DELETE, INSERT, KEY_TYPE_NAMES, Changelog, EpochChanges, spread_array
 from headrace.durability.log.log import read_log
+from headrace.durability.reading.column_types import TableShape, declared
 from headrace.durability.reading.store_reader import StoreReader
-from headrace.durability.reading.typed import TableShape, arrays, declared
+from headrace.durability.reading.typed import Misfits, one_array
 from headrace.durability.store import Store
 from headrace.errors import BadValue, StreamError
-from headrace.spark.sources.epoch_streams import Epochs, EpochSource, EpochStream, EpochTable
-from headrace.spark.sources.replies import ResultTexts, key_text, size_of
+from headrace.spark.sources.epoch_streams import Epochs, EpochSource
+from headrace.spark.sources.key_column import common_type, key_type_of_store, keys_as
+from headrace.spark.sources.options import bad_rows_are_null, one_of, plain_places
+from headrace.spark.sources.replies import ResultTexts, columns_of, size_of
 from headrace.wire.values import shown
 
 KIND_NAMES = pa.array(["update", "insert", "delete"])  # by their number in a record
-KEY_TYPES = {"int": "long", "text": "string"}
+KEY_TYPES = {"int": "long", "text": "string"}  # by kind
 ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if a single epoch is larger
 TIME = pa.timestamp("us", "UTC")
 
 
-def schema_of(state: pa.DataType) -> pa.Schema:
+def schema_of(key: pa.DataType, state: pa.DataType) -> pa.Schema:
     return pa.schema(
         [
             pa.field("epoch", pa.int64(), nullable=False),
             pa.field("operator", pa.string(), nullable=False),
-            pa.field("key", pa.string(), nullable=False),  # an int as its digits, bytes in hexadecimal
+            pa.field("key", key, nullable=False),
             pa.field("key_type", pa.string(), nullable=False),  # long, string, binary
             pa.field("kind", pa.string(), nullable=False),  # insert, update, delete
             pa.field("before", state),
@@ -65,10 +66,9 @@ class ChangesLog(Epochs):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self.operator = options.get("operator")
-        self.is_typed = options.get("as", "json") == "columns"
+        self.is_typed = one_of(options, "as", ("json", "columns")) == "columns"
+        self.plain, self.nulls_bad_rows = plain_places(options), bad_rows_are_null(options)
         self.shape: TableShape | None = None  # None: as JSON
-        if options.get("as", "json") not in ("json", "columns"):
-            raise StreamError(f'the option "as" is {options.get("as")!r}; it must be json or columns')
         if self.is_typed and self.operator is None:
             raise StreamError('typed columns need one operator: name it with .option("operator", ...)')
 
@@ -108,26 +108,32 @@ class ChangesLog(Epochs):
         return {name: count for name, count in fresh.items() if count > 0 and self.operator in (None, name)}
 
     def look(self, store: Store) -> None:
-        """Check the options and determine the type of the states."""
-        self._newest(store)
+        """Check the options and determine the types of the keys and states."""
+        newest = self._newest(store)[2]
+        if self.key_type is None:
+            self.key_type = self._key_type(store, newest)
         if self.is_typed:
             assert self.operator is not None
             current = read_checked(store, CURRENT)["fingerprint"]
-            self.shape = declared(read_fingerprint(store, current), self.operator)
+            self.shape = declared(read_fingerprint(store, current), self.operator, self.plain)
             if self.shape is None:
                 raise StreamError(
                     f"operator {self.operator!r} does not declare its state: declare it, as in "
                     f'app.operator({self.operator!r}, state=...), or leave out option("as", "columns")'
                 )
 
+    def _key_type(self, store: Store, newest: EpochChanges) -> pa.DataType:
+        """The type for the keys that changed so far; if there are none, for those that the snapshot has."""
+        names = newest.since if self.operator is None else [self.operator]
+        if any(name not in newest.header.key_types for name in names):
+            return pa.string()  # a version that did not record them has begun the changelog
+        found = {each for name in names for each in newest.header.key_types[name]}
+        return common_type(found) if found else key_type_of_store(store)
+
     @property
-    def state_type(self) -> pa.DataType:
-        """The type of the columns `before` and `after`."""
-        if self.shape is None:
-            return pa.string()
-        if not self.shape.is_record:
-            return self.shape.columns[0].type
-        return pa.struct([(column.name, column.type) for column in self.shape.columns])
+    def schema(self) -> pa.Schema:
+        state = pa.string() if self.shape is None else self.shape.whole
+        return schema_of(self.key_type or pa.string(), state)
 
     def _newest(self, store: Store) -> tuple[int, int, EpochChanges]:
         changelog = Changelog(store)
@@ -168,7 +174,7 @@ class ChangesLog(Epochs):
             yield gathered.batch()
 
     def _gathered(self) -> ChangeRows:
-        return ChangeRows(self.state_type, self.shape)
+        return ChangeRows(self.schema, self.shape, self.nulls_bad_rows)
 
     def _check(self, epoch: int, changes: EpochChanges, mark: dict[str, int]) -> None:
         """Check that this is the expected epoch, that the operator still logged, and that it continues what was
@@ -200,30 +206,14 @@ class ChangesSource(EpochSource):
     def name(cls) -> str:
         return "headrace.changes"
 
-    def schema(self) -> StructType:  # type: ignore[override]
-        return from_arrow_schema(schema_of(self._looked().state_type))
-
-    def reader(self, schema: StructType) -> EpochTable:
-        return EpochTable(self._looked())
-
-    def streamReader(self, schema: StructType) -> EpochStream:
-        made = super().streamReader(schema)
-        made.epochs = self._looked()
-        return made
-
-    def _looked(self) -> ChangesLog:
-        logged = ChangesLog(self.options)
-        logged.look(logged.open())
-        return logged
-
 
 class ChangeRows:
     """Rows of epochs that are collected for one record batch."""
 
-    def __init__(self, state_type: pa.DataType, shape: TableShape | None) -> None:
+    def __init__(self, schema: pa.Schema, shape: TableShape | None, nulls_bad_rows: bool) -> None:
         self.rows = self.bytes = 0
-        self.schema = schema_of(state_type)
-        make: Callable[[], Any] = Texts if shape is None else lambda: Typed(shape, state_type)
+        self.schema = schema
+        make: Callable[[], Any] = Texts if shape is None else lambda: Typed(shape, nulls_bad_rows)
         self._befores, self._afters = make(), make()
         self._keys: list[pa.Array] = []
         self._key_types: list[pa.Array] = []
@@ -236,15 +226,16 @@ class ChangeRows:
         if found is None:
             return
         keys, kinds, befores, afters = found
-        texts, types = keys_as_text(keys)
+        kinds_of_keys = columns_of(keys)
 
         def named(row: int) -> str:
-            return f"{operator} {shown(texts[row].as_py())} in epoch {changes.epoch}"
+            key = cells_of({kind: column.slice(row, 1) for kind, column in kinds_of_keys.items()})[0]
+            return f"{operator} {shown(key)} in epoch {changes.epoch}"
 
         self._befores.add(befores, kinds != INSERT, named)
         self._afters.add(afters, kinds != DELETE, named)
-        self._keys.append(texts)
-        self._key_types.append(types)
+        self._keys.append(keys_as(kinds_of_keys, self.schema.field("key").type, f"operator {operator!r}"))
+        self._key_types.append(key_types(kinds_of_keys))
         self._kinds.append(kinds)
         self._epochs.append((changes.epoch, changes.closed_us, operator))
         self._counts.append(len(keys))
@@ -288,8 +279,8 @@ class Texts:
 class Typed:
     """States as columns of a declared type."""
 
-    def __init__(self, shape: TableShape, type: pa.DataType) -> None:
-        self.shape, self.type = shape, type
+    def __init__(self, shape: TableShape, nulls_bad_rows: bool) -> None:
+        self.shape, self.type, self.nulls_bad_rows = shape, shape.whole, nulls_bad_rows
         self._parts: list[pa.Array] = []
 
     def add(self, states: pa.Array, is_there: Any, named: Callable[[int], str]) -> None:
@@ -297,32 +288,19 @@ class Typed:
             self._parts.append(pa.nulls(len(is_there), self.type))
             return
         where = np.flatnonzero(is_there)
+        misfits = Misfits(lambda row: named(int(where[row])), self.nulls_bad_rows)
         try:
-            made = arrays(columns_of(states), self.shape, lambda row: named(int(where[row])))
+            whole = one_array(columns_of(states), self.shape, misfits)
         except BadValue as error:
             raise StreamError(str(error)) from None
-        if self.shape.is_record:
-            whole = pa.StructArray.from_arrays(made, fields=list(self.type))
-        else:
-            (whole,) = made
-        self._parts.append(spread_array(whole.cast(self.type), is_there))
+        self._parts.append(spread_array(whole, is_there))
 
     def array(self) -> pa.Array:
         return pa.concat_arrays(self._parts)
 
 
-def columns_of(column: pa.Array) -> Columns:
-    """The columns by kind, as they were split."""
-    if pa.types.is_struct(column.type):
-        return dict(zip([field.name for field in column.type], column.flatten(), strict=True))
-    return {next(kind for kind, type in KINDS.items() if type == column.type): column}
-
-
-def keys_as_text(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The keys as text, and their types."""
-    kinds = columns_of(keys)
+def key_types(kinds: Columns) -> pa.Array:
+    """The type of each key."""
     if len(kinds) == 1 and (kind := next(iter(kinds))) in KEY_TYPES:
-        return keys.cast(pa.string()), pa.repeat(KEY_TYPES[kind], len(keys))
-    cells = cells_of(kinds)
-    names = {int: "long", str: "string", bytes: "binary"}
-    return pa.array(map(key_text, cells), pa.string()), pa.array([names[type(key)] for key in cells], pa.string())
+        return pa.repeat(KEY_TYPES[kind], len(kinds[kind]))
+    return pa.array([KEY_TYPE_NAMES[type(key)] for key in cells_of(kinds)], pa.string())

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -35,6 +36,7 @@ from headrace.durability.log.segments import RecordPosition
 from headrace.durability.reading.tail import Tail
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, StoreError, StreamError
+from headrace.spark.sources.key_column import asked_key_type
 from headrace.spark.sources.options import located, store_of, whole
 from headrace.spark.tasks import freeze_gc
 
@@ -67,6 +69,7 @@ class Epochs(ABC):
         self.starting = whole(options, "startingEpoch", 0, 1)  # 0: not given
         self.ending = whole(options, "endingEpoch", 0, 1)
         self.epochs_max = whole(options, "maxEpochsPerBatch", 0, 1)
+        self.key_type = asked_key_type(options)  # None: by the keys that are there
 
     @abstractmethod
     def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
@@ -96,6 +99,14 @@ class Epochs(ABC):
     def mark(self, store: Store, epoch: int) -> Any:
         """What a stream that begins with this epoch must remember, in JSON; None if nothing."""
         return None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows. It may depend on what `look` has found."""
+        raise NotImplementedError
+
+    def look(self, store: Store) -> None:  # noqa: B027 there may be nothing to look for
+        """Check the options, and determine what the schema depends on."""
 
     def open(self) -> Store:
         return store_of(self.options)
@@ -266,23 +277,29 @@ class EpochTable(DataSourceReader):
 
 
 class EpochSource(DataSource):
-    """`format("headrace....")`, as a stream and as a table. A subclass gives its name, its schema and its `Epochs`."""
+    """`format("headrace....")`, as a stream and as a table. A subclass gives its name and its `Epochs`."""
 
-    rows: ClassVar[str]  # the schema, in Spark's notation
     epochs: ClassVar[type[Epochs]]
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """Also the first place where `load` reports wrong options."""
-        self.epochs(self.options).open()
-        return self.rows
+        return from_arrow_schema(self._looked().schema)
 
     def reader(self, schema: StructType) -> EpochTable:
-        return EpochTable(self.epochs(self.options))
+        return EpochTable(self._looked(schema))
 
     def streamReader(self, schema: StructType) -> EpochStream:
-        epochs = self.epochs(self.options)
+        epochs = self._looked(schema)
         if epochs.ending:
             raise StreamError(
                 "endingEpoch is for spark.read only: a stream does not end (availableNow stops at the last epoch)"
             )
         return EpochStream(epochs)
+
+    def _looked(self, schema: StructType | None = None) -> Epochs:
+        """With a schema, which a query has when it starts, the type of the keys is no longer open."""
+        epochs = self.epochs(self.options)
+        if schema is not None:
+            epochs.key_type = to_arrow_schema(schema, timezone="UTC").field("key").type
+        epochs.look(epochs.open())
+        return epochs

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 
 from headrace.durability.identity import identity_of
+from headrace.durability.reading.column_types import PLAIN_DECIMAL
 from headrace.durability.store import Store, open_store
-from headrace.errors import StoreError, StreamError
+from headrace.errors import ModelError, StoreError, StreamError
+from headrace.model.places import Places
 
 
 def store_of(options: Mapping[str, str]) -> Store:
@@ -58,6 +60,33 @@ def whole(options: Mapping[str, str], name: str, default: int, least: int = 0) -
     if number < least:
         raise StreamError(f"the option {name} is {given!r}; it must be a whole number, at least {least}")
     return number
+
+
+def one_of(options: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    """One of these words; the first one is the default."""
+    given = options.get(name, allowed[0])
+    if given not in allowed:
+        raise StreamError(f'the option "{name}" is {given!r}; it must be {", ".join(allowed[:-1])} or {allowed[-1]}')
+    return given
+
+
+def bad_rows_are_null(options: Mapping[str, str]) -> bool:
+    return one_of(options, "badRows", ("fail", "null")) == "null"
+
+
+def plain_places(options: Mapping[str, str]) -> Places:
+    """The option `decimals`: the places of Decimals for which none are declared."""
+    given = options.get("decimals")
+    if given is None:
+        return PLAIN_DECIMAL
+    try:
+        precision, scale = map(int, given.split(","))
+        return Places(precision, scale)
+    except (ValueError, ModelError) as error:
+        why = f" ({error})" if isinstance(error, ModelError) else ""
+        raise StreamError(
+            f'the option decimals is {given!r}; it must be precision and scale, as in "18,2"{why}'
+        ) from None
 
 
 def names(options: Mapping[str, str], name: str) -> list[str] | dict[str, str]:

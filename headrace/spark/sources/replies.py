@@ -5,14 +5,15 @@
 Rules:
 1. There is a row for each request that ran, in the order of the TIDs: it has a result, or it aborted and says why.
    Transactions without a request from outside (timers, schedules, sweeps) have no row.
-2. Results are JSON, made without the app: see `plain` in wire/values.py.
+2. Results are JSON, made without the app: see `plain` in wire/values.py. With a `function` there are only the replies
+   of its calls; with the app, `option("as", "columns")` gives the results in the function's declared type.
 3. Rows become columns many epochs at a time, in Arrow's own loops. Only values that are not numbers are handled one by
    one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,31 +22,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.core.epoch import Piece
-from headrace.durability.columns import KINDS
+from headrace.durability.columns import KINDS, Columns, split
 from headrace.durability.columns import join as cells_of
-from headrace.durability.log.records import RepliesHeader, unpack_results
+from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
+from headrace.durability.log.changelog import spread_array
+from headrace.durability.log.records import RepliesHeader, unpack_called, unpack_results
+from headrace.durability.reading.column_types import TableShape, records_of, shape_of
+from headrace.durability.reading.typed import Misfits, one_array
+from headrace.durability.store import Store
+from headrace.errors import BadValue, StreamError
+from headrace.model.app import App, hints_of
+from headrace.model.fingerprint import fingerprint, type_text
+from headrace.runtime.loading import load
 from headrace.spark.sources.epoch_streams import Epochs, EpochSource
+from headrace.spark.sources.key_column import key_column, key_type_of_store
+from headrace.spark.sources.options import bad_rows_are_null, one_of, plain_places
 from headrace.wire.messages import Failure
 from headrace.wire.values import opened
 
-ROWS = (
-    "request_id string, tid long, epoch long, status string, result string, "
-    "error string, error_type string, function string, key string, time timestamp"
-)
-SCHEMA = pa.schema(
-    [
-        pa.field("request_id", pa.string()),
-        pa.field("tid", pa.int64()),
-        pa.field("epoch", pa.int64()),
-        pa.field("status", pa.string()),  # ok, aborted
-        pa.field("result", pa.string()),  # as JSON; null if it aborted
-        pa.field("error", pa.string()),
-        pa.field("error_type", pa.string()),
-        pa.field("function", pa.string()),  # where it was raised
-        pa.field("key", pa.string()),
-        pa.field("time", pa.timestamp("us", "UTC")),  # the log's time at which the epoch was closed
-    ]
-)
+
+def schema_of(key: pa.DataType, result: pa.DataType) -> pa.Schema:
+    return pa.schema(
+        [
+            pa.field("request_id", pa.string()),
+            pa.field("tid", pa.int64()),
+            pa.field("epoch", pa.int64()),
+            pa.field("status", pa.string()),  # ok, aborted
+            pa.field("result", result),  # null if it aborted
+            pa.field("error", pa.string()),
+            pa.field("error_type", pa.string()),
+            pa.field("function", pa.string()),  # where it was raised
+            pa.field("key", key),
+            pa.field("time", pa.timestamp("us", "UTC")),  # the log's time at which the epoch was closed
+        ]
+    )
+
+
 ROWS_MAX, BYTES_MAX = 50_000, 16 << 20  # of one record batch; more if a single result is larger
 FEW = 16  # fewer rows are not worth a call of Arrow
 
@@ -57,22 +69,83 @@ class ReplyLog(Epochs):
 
     folder, what = "replies", "the replies"
 
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self.function, self.app = options.get("function"), options.get("app")
+        self.is_typed = one_of(options, "as", ("json", "columns")) == "columns"
+        self.plain, self.nulls_bad_rows = plain_places(options), bad_rows_are_null(options)
+        self.shape: TableShape | None = None  # of results; None: as JSON
+        if self.is_typed and (self.function is None or self.app is None):
+            raise StreamError(
+                'typed results need one function and its app: name them with .option("function", "account.deposit") '
+                'and .option("app", "module:attribute")'
+            )
+
+    @property
+    def schema(self) -> pa.Schema:
+        return schema_of(self.key_type or pa.string(), pa.string() if self.shape is None else self.shape.whole)
+
+    def look(self, store: Store) -> None:
+        if self.key_type is None:
+            self.key_type = key_type_of_store(store)
+        if self.app is not None and self.function is not None:
+            self.shape = self._declared(load(self.app), self.function)
+        elif self.function is not None:
+            current = read_fingerprint(store, read_checked(store, CURRENT)["fingerprint"])
+            if self.function not in current.functions:
+                raise unknown_function(self.function, current.functions)
+
+    def _declared(self, app: App, function: str) -> TableShape | None:
+        """The shape of the function's results, if they are to be typed."""
+        named = {each.full_name: each for each in app.functions}
+        if function not in named:
+            raise unknown_function(function, named)
+        if not self.is_typed:
+            return None
+        hints = hints_of(named[function])
+        if "return" not in hints:
+            raise StreamError(
+                f'{function} does not declare its result: declare it, as in "-> int", or leave out option("as", '
+                '"columns")'
+            )
+        return shape_of(type_text(hints["return"]), records_of(fingerprint(app)), self.plain)
+
     def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
-        gathered = ReplyRows()
-        for _, data in records:
+        gathered = self._gathered()
+        for epoch, data in records:
             header, results = unpack_results(data)
+            wanted = None if self.function is None else self._wanted(epoch, header, data)
             step = rows_at_once(results)
             for start in range(0, len(results), step):
-                gathered.add(header, results[start : start + step], start)
+                gathered.add(header, results[start : start + step], start, wanted)
                 if gathered.rows >= ROWS_MAX or gathered.bytes >= BYTES_MAX:
                     yield gathered.batch()
-                    gathered = ReplyRows()
+                    gathered = self._gathered()
         if gathered.rows:
             yield gathered.batch()
 
+    def _gathered(self) -> ReplyRows:
+        results = None if self.shape is None else TypedResults(self.shape, self.nulls_bad_rows, str(self.function))
+        return ReplyRows(self.schema, results)
+
+    def _wanted(self, epoch: int, header: RepliesHeader, data: bytes) -> Any:
+        """For each row, whether it is a call of the function."""
+        called = unpack_called(data)
+        asked = (not piece.is_own for piece in header.epoch.pieces for _ in range(piece.size))
+        if any(name is None and is_asked for name, is_asked in zip(called, asked, strict=True)):
+            raise StreamError(
+                f"the replies of epoch {epoch} do not say which functions the rows of streams called: an older version "
+                'wrote them. Leave out option("function", ...), or start behind them with option("startingEpoch", ...)'
+            )
+        return np.fromiter((name == self.function for name in called), np.bool_, len(called))
+
+
+def unknown_function(name: str, known: Iterable[str]) -> StreamError:
+    return StreamError(f"no function {name!r}; there are: {', '.join(known) or 'none'}")
+
 
 class RepliesSource(EpochSource):
-    rows, epochs = ROWS, ReplyLog
+    epochs = ReplyLog
 
     @classmethod
     def name(cls) -> str:
@@ -82,61 +155,105 @@ class RepliesSource(EpochSource):
 class ReplyRows:
     """Rows of epochs that are collected for one record batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, schema: pa.Schema, results: TypedResults | None = None) -> None:
         self.rows = self.bytes = 0
-        self._ids, self._results = Ids(), ResultTexts()
+        self.schema = schema
+        self._ids, self._results = Ids(), ResultTexts() if results is None else results
         self._tids: list[Any] = []
         self._epochs: list[tuple[int, int]] = []  # their numbers and times
         self._counts: list[int] = []
         self._failures: dict[int, Failure] = {}  # by row
+        self._wanted: list[Any] = []  # which rows are, if not all
 
-    def add(self, header: RepliesHeader, results: Any, start: int) -> None:
-        """Add the epoch's rows from `start` on, which have these results; skip those without a request from outside."""
-        stop, at, wanted = start + len(results), 0, start  # rows from `wanted` up to `at` are to be added
+    def add(self, header: RepliesHeader, results: Any, start: int, wanted: Any = None) -> None:
+        """Add the epoch's rows from `start` on, which have these results; skip those without a request from outside.
+        `wanted` says which rows of the epoch are, if not all."""
+        stop, at, begin = start + len(results), 0, start  # rows from `begin` up to `at` are to be added
         for piece in header.epoch.pieces:
             first, last = max(at, start), min(at + piece.size, stop)
             if first < last and piece.is_own:
-                self._add(header, results[wanted - start : first - start], wanted)
-                wanted = last
+                self._add(header, results[begin - start : first - start], begin, wanted)
+                begin = last
             elif first < last:
                 self._ids.add(piece, first - at, last - at)
             at += piece.size
-        self._add(header, results[wanted - start :], wanted)
+        self._add(header, results[begin - start :], begin, wanted)
 
-    def _add(self, header: RepliesHeader, results: Any, first: int) -> None:
+    def _add(self, header: RepliesHeader, results: Any, first: int, wanted: Any) -> None:
         count = len(results)
         if not count:
             return
-        self._results.add(results)
         low, _, step = header.epoch.tids
-        self._tids.append(np.arange(low + first * step, low + (first + count) * step, step))
+        tids = np.arange(low + first * step, low + (first + count) * step, step)
+        failed = {row - first: why for row, why in header.failures.items() if first <= row < first + count}
+        if wanted is not None:
+            self._wanted.append(wanted[first : first + count])
+        if isinstance(self._results, TypedResults):
+            is_there = np.ones(count, np.bool_) if wanted is None else wanted[first : first + count].copy()
+            is_there[list(failed)] = False
+            self._results.add(results, is_there, tids)
+        else:
+            self._results.add(results)
+        self._tids.append(tids)
         self._epochs.append((header.epoch.number, header.epoch.closed_us))
         self._counts.append(count)
-        for row, failure in header.failures.items():
-            if first <= row < first + count:
-                self._failures[self.rows + row - first] = failure
+        self._failures |= {self.rows + row: why for row, why in failed.items()}
         self.rows += count
         self.bytes += size_of(results)
 
     def batch(self) -> pa.RecordBatch:
         count, failures = self.rows, self._failures
         results, status = self._results.array(), pa.repeat("ok", count)
-        errors: list[pa.Array] = [pa.nulls(count, pa.string())] * 4
+        key_type = self.schema.field("key").type
+        errors: list[pa.Array] = [*[pa.nulls(count, pa.string())] * 3, pa.nulls(count, key_type)]
         if failures:
             at = np.fromiter(failures, np.int64, len(failures))
             has_failed = np.zeros(count, np.bool_)
             has_failed[at] = True
             status = pc.if_else(has_failed, "aborted", "ok")
-            results = pc.if_else(has_failed, pa.scalar(None, pa.string()), results)
+            if not isinstance(self._results, TypedResults):
+                results = pc.if_else(has_failed, pa.scalar(None, pa.string()), results)
             which = np.zeros(count, np.int64)
             which[at] = np.arange(len(failures))
             places = pa.array(which, mask=~has_failed)
-            told = [(why.message, why.type, why.function, key_text(why.key)) for why in failures.values()]
-            errors = [pa.array(column, pa.string()).take(places) for column in zip(*told, strict=True)]
+            told = [(why.message, why.type, why.function) for why in failures.values()]
+            columns = [pa.array(column, pa.string()) for column in zip(*told, strict=True)]
+            keys = key_column([why.key for why in failures.values()], key_type, "a request that was aborted")
+            errors = [column.take(places) for column in (*columns, keys)]
         tids, (epochs, times) = np.concatenate(self._tids), np.repeat(self._epochs, self._counts, axis=0).T
         time = pa.array(times).cast(pa.timestamp("us", "UTC"))
-        columns = [self._ids.array(), pa.array(tids), pa.array(epochs), status, results, *errors, time]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        cells = [self._ids.array(), pa.array(tids), pa.array(epochs), status, results, *errors, time]
+        made = pa.RecordBatch.from_arrays(cells, schema=self.schema)
+        return made.filter(pa.array(np.concatenate(self._wanted))) if self._wanted else made
+
+
+class TypedResults:
+    """Sealed results of one function, in its declared type."""
+
+    def __init__(self, shape: TableShape, nulls_bad_rows: bool, function: str) -> None:
+        self.shape, self.nulls_bad_rows, self.function = shape, nulls_bad_rows, function
+        self._parts: list[pa.Array] = []
+
+    def add(self, results: Any, is_there: Any, tids: Any) -> None:
+        """`is_there` says which rows have a result."""
+        where = np.flatnonzero(is_there)
+        if not len(where):
+            self._parts.append(pa.nulls(len(is_there), self.shape.whole))
+            return
+        kept = [results[row] for row in where.tolist()] if isinstance(results, list) else results.take(pa.array(where))
+        columns = split(kept) if isinstance(kept, list) else columns_of(kept)
+
+        def named(row: int) -> str:
+            return f"the result of {self.function} with TID {tids[where[row]]}"
+
+        try:
+            made = one_array(columns, self.shape, Misfits(named, self.nulls_bad_rows))
+        except BadValue as error:
+            raise StreamError(str(error)) from None
+        self._parts.append(spread_array(made, is_there))
+
+    def array(self) -> pa.Array:
+        return pa.concat_arrays(self._parts)
 
 
 class Ids:
@@ -264,7 +381,10 @@ def size_of(results: Any) -> int:
     return int(results.nbytes)
 
 
-def key_text(key: Any) -> str | None:
-    if key is None:
-        return None
-    return key.hex() if isinstance(key, bytes) else str(key)
+def columns_of(column: pa.Array) -> Columns:
+    """The columns by kind, as they were split."""
+    if pa.types.is_struct(column.type):
+        parts = zip([field.name for field in column.type], column.flatten(), strict=True)
+        return {kind: part for kind, part in parts if part.null_count < len(part)}
+    column = column.cast(KINDS["int"]) if pa.types.is_integer(column.type) else column
+    return {kind_of(column): column}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -35,19 +35,23 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from headrace.durability.columns import Columns, join, unpacked
-from headrace.durability.reading.scan import Scan, ScannedRows, ShardRange
-from headrace.durability.reading.typed import JSON, VALUE, Column, ShapeGuess, TableShape, arrays, declared
+from headrace.durability.columns import join, unpacked
+from headrace.durability.reading.column_types import JSON, VALUE, Column, TableShape, declared
+from headrace.durability.reading.scan import ScannedRows, ShardRange
+from headrace.durability.reading.shape_guess import ShapeGuess
+from headrace.durability.reading.typed import Misfits, arrays
 from headrace.durability.reading.views import EpochEnd, View
 from headrace.errors import StreamError
 from headrace.model.fingerprint import Fingerprint
 from headrace.runtime.loading import load
-from headrace.spark.sources.options import located, store_of, text, whole
+from headrace.spark.sources.footers import file_columns
+from headrace.spark.sources.key_column import asked_key_type, common_type, keys_as
+from headrace.spark.sources.options import bad_rows_are_null, located, one_of, plain_places, store_of, text, whole
 from headrace.wire.values import shown
 
 PARTITION_BYTES = 16 << 20  # compressed
 PARTITIONS_MIN, PARTITIONS_MAX = 2, 256
-KEY_TYPES = {"int": pa.int64(), "text": pa.string(), "packed": pa.binary()}
+KINDS = {"int": "long", "text": "string", "packed": "binary"}  # types of keys by the columns of a snapshot
 YES, NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -68,22 +72,18 @@ class StateQuery:
         self.options = located(options)
         self.operator = text(options, "operator")
         self.key = text(options, "keyColumn", "key")
-        self.is_json = self._as_json(options)
+        self.key_type = asked_key_type(options)
+        self.is_json = one_of(options, "as", ("columns", "json")) == "json"
         self.epoch = whole(options, "asOfEpoch", 0) if "asOfEpoch" in options else None
         self.partitions = whole(options, "partitions", 0, 1)
         self.keys = keys_of(options["keys"]) if "keys" in options else None
         self.is_live = flag(options, "live", False)
         self.pushes = flag(options, "pushdown", int(pyspark.__version__.partition(".")[0]) >= 5)
         self.app = options.get("app")
+        self.plain = plain_places(options)
+        self.nulls_bad_rows = bad_rows_are_null(options)
         if self.is_live and (self.epoch is not None or self.partitions > 1):
             raise StreamError("a live table is the newest state, in one partition: leave out asOfEpoch and partitions")
-
-    @staticmethod
-    def _as_json(options: Mapping[str, str]) -> bool:
-        given = options.get("as", "columns")
-        if given not in ("json", "columns"):
-            raise StreamError(f'the option "as" is {given!r}; it must be json or columns')
-        return given == "json"
 
     def view(self) -> View:
         return View(store_of(self.options), self.operator, None if self.app is None else load(self.app))
@@ -111,14 +111,14 @@ class StateSource(DataSource):
         self.moment = asked.moment(view)
         fingerprint = view.app_fingerprint(self.moment)
         view.check(fingerprint)
-        look = InferredTypes(view, self.moment, fingerprint, guesses=not asked.is_json)
-        shape = JSON if asked.is_json else declared(fingerprint, asked.operator) or look.shape()
+        look = InferredTypes(view, self.moment, fingerprint, asked)
+        shape = JSON if asked.is_json else declared(fingerprint, asked.operator, asked.plain) or look.shape()
         if asked.key in (column.name for column in shape.columns):
             raise StreamError(
                 f"operator {asked.operator!r} already has a field {asked.key!r}: give the key column another name, as "
                 'in option("keyColumn", "id")'
             )
-        fields = [pa.field(asked.key, look.key_type(), nullable=False)]
+        fields = [pa.field(asked.key, asked.key_type or look.key_type(), nullable=False)]
         fields += [
             pa.field(column.name, column.type, metadata={"json": "true"} if column.is_json else None)
             for column in shape.columns
@@ -136,6 +136,7 @@ class StateSource(DataSource):
 class StateReader(DataSourceReader):
     def __init__(self, asked: StateQuery, schema: StructType, moment: EpochEnd | None) -> None:
         self.asked, self.table, self.moment = asked, schema, moment
+        self.whose = f"operator {asked.operator!r}"
         self.keys = asked.keys
 
     def partitions(self) -> list[InputPartition]:
@@ -171,7 +172,7 @@ class StateReader(DataSourceReader):
             for field in self.table.fields
             if field.name != self.asked.key
         )
-        known = declared(fingerprint, self.asked.operator)
+        known = declared(fingerprint, self.asked.operator, self.asked.plain)
         if self.asked.is_json:
             return TableShape(tuple(column._replace(is_json=True) for column in columns), False)
         if known is not None:
@@ -186,19 +187,23 @@ class StateReader(DataSourceReader):
                 f"the states of operator {self.asked.operator!r} have no {', '.join(stranger)}; they have: "
                 f"{', '.join(names)} (and the key column is {self.asked.key!r})"
             )
-        return columns
+        known_as = {column.name: column for column in known.columns}
+        return tuple(
+            column._replace(
+                is_json=known_as[column.name].is_json and pa.types.is_string(column.type),
+                declared=known_as[column.name].declared,
+            )
+            for column in columns
+        )
 
     def _batch(self, found: ScannedRows, shape: TableShape, target: pa.Schema) -> pa.RecordBatch:
-        def named(row: int) -> str:
-            key = join({kind: column.slice(row, 1) for kind, column in found.keys.items()})[0]
-            return f"{self.asked.operator} {shown(key)}"
-
         columns: dict[str, pa.Array] = {}
         if shape.columns:
-            made = arrays(found.states, shape, named)
+            misfits = Misfits(namer(self.asked.operator, found), self.asked.nulls_bad_rows)
+            made = arrays(found.states, shape, misfits)
             columns = {column.name: array for column, array in zip(shape.columns, made, strict=True)}
         if self.asked.key in target.names:
-            columns[self.asked.key] = keys_as(found.keys, target.field(self.asked.key).type, self.asked.operator)
+            columns[self.asked.key] = keys_as(found.keys, target.field(self.asked.key).type, self.whose)
         cells = [columns[field.name].cast(field.type) for field in target]
         return pa.RecordBatch.from_arrays(cells, schema=target)
 
@@ -248,34 +253,34 @@ def meant_by(value: str) -> list[Any]:
 class InferredTypes:
     """The types of keys and states where none are declared, as found in the data."""
 
-    def __init__(self, view: View, moment: EpochEnd, fingerprint: Fingerprint, guesses: bool) -> None:
-        self.view, self.moment, self.fingerprint = view, moment, fingerprint
-        self.guesses = guesses and not fingerprint.operators[view.name].state
+    def __init__(self, view: View, moment: EpochEnd, fingerprint: Fingerprint, asked: StateQuery) -> None:
+        self.view, self.moment, self.fingerprint, self.asked = view, moment, fingerprint, asked
+        self.guesses = not asked.is_json and not fingerprint.operators[view.name].state
         self.scan = view.scan(moment, fingerprint)
 
     @functools.cached_property
     def kinds(self) -> set[str] | None:
         """The columns of all files of a snapshot, if that is all there is to read: then no rows have to be read."""
-        return file_columns(self.scan) if self.moment.how == "snapshot" else None
+        return file_columns(self.view.store, self.scan.layers) if self.moment.how == "snapshot" else None
 
     @functools.cached_property
     def seen(self) -> tuple[set[str], ShapeGuess]:
         """All entities, read once."""
         kinds: set[str] = set()
-        guess = ShapeGuess(self.view.name)
+        guess = ShapeGuess(self.view.name, self.asked.plain, self.asked.nulls_bad_rows)
         for found in self.view.read(self.moment, self.fingerprint):
             for kind, column in found.keys.items():
-                kinds.add("large" if kind == "packed" and has_large(column) else kind)
+                kinds.add("large" if kind == "packed" and has_large(column) else KINDS[kind])
             if self.guesses:
-                guess.add(found.states)
+                guess.add(found.states, namer(self.view.name, found))
         return kinds, guess
 
     def key_type(self) -> pa.DataType:
         """The type of the keys: a text if they are mixed, or if there are none."""
         kinds = kinds_of(self.kinds, "key_")
         if len(kinds) != 1 or kinds == {"packed"}:
-            kinds = self.seen[0]
-        return KEY_TYPES.get(kinds.pop(), pa.string()) if len(kinds) == 1 else pa.string()
+            return common_type(self.seen[0])
+        return common_type({KINDS[kind] for kind in kinds})
 
     def shape(self) -> TableShape:
         kinds = kinds_of(self.kinds, "state_")
@@ -285,92 +290,23 @@ class InferredTypes:
         return self.seen[1].shape() or JSON
 
 
+def namer(operator: str, found: ScannedRows) -> Callable[[int], str]:
+    """Names the entity of a row, for errors."""
+
+    def named(row: int) -> str:
+        key = join({kind: column.slice(row, 1) for kind, column in found.keys.items()})[0]
+        return f"{operator} {shown(key)}"
+
+    return named
+
+
 def kinds_of(names: set[str] | None, prefix: str) -> set[str]:
     return {name.removeprefix(prefix) for name in names or () if name.startswith(prefix)}
-
-
-def file_columns(scan: Scan) -> set[str]:
-    """Only the ends of the files are read."""
-    names: set[str] = set()
-    for layer in scan.layers:
-        for stored in layer.objects:
-            size = min(stored.bytes, 64 << 10)
-            names.update(columns_in(scan, stored.name, stored.bytes, size))
-    return names
-
-
-def columns_in(scan: Scan, name: str, total: int, size: int) -> list[str]:
-    """From the footer of an Arrow file: its length is just before the last six bytes."""
-    end = scan.store.get_part(name, total - size, size)
-    footer = int.from_bytes(end[-10:-6], "little")
-    if footer + 10 > size < total:
-        return columns_in(scan, name, total, min(total, footer + 10))
-    file = PartialFile(total, {0: b"ARROW1\0\0", total - size: end})
-    return list(pa.ipc.open_file(pa.PythonFile(file, mode="r")).schema.names)
-
-
-class PartialFile:
-    """A file of which only some parts are available."""
-
-    closed = False
-
-    def __init__(self, total: int, parts: dict[int, bytes]) -> None:
-        self.total, self.parts, self.at = total, parts, 0
-
-    def read(self, size: int = -1) -> bytes:
-        size = self.total - self.at if size < 0 else size
-        for begin, data in self.parts.items():
-            if begin <= self.at and self.at + size <= begin + len(data):
-                found = data[self.at - begin : self.at - begin + size]
-                self.at += len(found)
-                return found
-        raise OSError(f"bytes {self.at} to {self.at + size} are not at hand")
-
-    def seek(self, at: int, whence: int = 0) -> int:
-        self.at = at + (0, self.at, self.total)[whence]
-        return self.at
-
-    def tell(self) -> int:
-        return self.at
-
-    def size(self) -> int:
-        return self.total
-
-    def close(self) -> None:
-        pass
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return True
 
 
 def has_large(keys: pa.Array) -> bool:
     """Whether there is an int above 63 bits among the bytes."""
     return any(type(unpacked(cell)) is int for cell in keys.drop_null().to_pylist())
-
-
-def keys_as(keys: Columns, type: pa.DataType, operator: str) -> pa.Array:
-    """The column of the keys."""
-    if list(keys) == ["int"] and pa.types.is_integer(type):
-        return keys["int"]
-    if list(keys) == ["text"] and pa.types.is_string(type):
-        return keys["text"]
-    found = join(keys)
-    if pa.types.is_string(type):
-        return pa.array([key.hex() if isinstance(key, bytes) else str(key) for key in found], pa.string())
-    wanted = bytes if pa.types.is_binary(type) else int
-    for key in found:
-        if not isinstance(key, wanted):
-            raise StreamError(
-                f"operator {operator!r} has the key {shown(key)}, but the key column is {type}: make it a string, as "
-                'in .schema("key string, ...")'
-            )
-    return pa.array(found, type)
 
 
 def keys_of(given: str) -> list[Any]:
