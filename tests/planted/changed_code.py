@@ -100,7 +100,7 @@ MISTAKES = (
     Mistake(
         "If it cannot be one, nothing starts, and the store stays as it was.",
         "headrace/durability/migration.py",
-        "values.seal(checked(new, operator.state))",
-        "values.seal(new)",
+        "sealed = seal(checked(new, operator.state))",
+        "sealed = values.seal(new)",
     ),
 )
