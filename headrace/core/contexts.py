@@ -331,7 +331,7 @@ def put(self, v):
         if {test}:
             data = head + encode(v)
             transaction, size = self._transaction, len(data)
-            if size <= bytes_max and size <= transaction.bytes_left:
+            if size <= bytes_max and size <= transaction.bytes_left{whole}:
                 transaction.bytes_left -= size
                 self._state = data
                 return
@@ -347,7 +347,7 @@ def serial_context(codec: Codec) -> type[SerialContext]:
         return SerialContext
     put = codec.compile_natively(codec.native, PUT, "put", put_any=SerialContext.put)
     names = {"DecodeError": msgspec.DecodeError, "get_any": SerialContext.get}
-    get = codec.native.compile_reading(GET.strip().splitlines(), "get", **names)
+    get = codec.native.compile_reading(GET, "get", **names)
     return type("RecordContext", (SerialContext,), {"__slots__": (), "get": get, "put": put})
 
 

@@ -10,7 +10,6 @@ the fields: which texts and lists stand for other types.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import functools
 import typing
@@ -19,12 +18,15 @@ from typing import Any
 
 import msgspec
 
+from headrace.wire.defaults import NOTHING, defaults_of, described
 from headrace.wire.types import (
     DATETIME_CODE,
     FROM_TEXT,
+    ConstrainedType,
     DeclaredRecord,
     DeclaredType,
-    ScalarType,
+    DictType,
+    ListType,
     Source,
     UnionType,
     compile_function,
@@ -33,6 +35,12 @@ from headrace.wire.types import (
 NATIVE_KEY = "\0"
 NATIVE_MARK = msgspec.msgpack.encode(NATIVE_KEY)
 FIXMAP_MAX = 15  # entries of a map whose head is one byte; that of a larger one has three
+
+
+DECODE = """
+def decode(sealed):
+    v = typed(sealed)
+"""
 
 
 def record_name(cls: type) -> str:
@@ -46,18 +54,26 @@ class NativeForm:
     def __init__(self, record: DeclaredRecord) -> None:
         self.record, self.cls, self.name = record, record.cls, record_name(record.cls)
         self.head = native_head(self.name, record.lift(), len(record.fields))
+        self.map_head = map_head(len(record.fields))
         self.encode = msgspec.msgpack.Encoder().encode
-        self._typed = msgspec.msgpack.Decoder(twin_of(record) if is_open(record.cls) else record.cls).decode
-        self.decode: Callable[[bytes], Any] = self._typed
-        if is_open(record.cls):
-            self.decode = self.compile_reading(["def decode(sealed):", "    v = typed(sealed)"], "decode")
+        self.decode: Callable[[bytes], Any] = self.compile_reading(DECODE, "decode")
 
-    def compile_reading(self, lines: list[str], name: str, **names: Any) -> Any:
+    @property
+    def may_omit(self) -> bool:
+        """Whether `encode` leaves out a field that was deleted: msgspec finds it missing, Python finds its default."""
+        return is_remade(self.cls) and bool(defaults_of(self.cls))
+
+    def compile_reading(self, template: str, name: str, **names: Any) -> Any:
         """A function that begins with these lines, which set `v` by a call of `typed`, and then makes the record."""
         source = Source(0)
-        source.names |= {"typed": self._typed, "new": object.__new__, **names}
-        made = [f"    {line}" for line in (making(self.record, source) if is_open(self.cls) else ["return v"])]
-        return compile_function(source, [*lines, *made], name)
+        remaking = Remaking(source)
+        is_changed = remaking.is_changed(self.record)
+        kind = remaking.twin(self.record) if is_changed else self.cls
+        source.names |= {"typed": msgspec.msgpack.Decoder(kind).decode, **names}
+        if not is_changed and name == "decode":
+            return source.names["typed"]
+        made = remaking.lines(self.record) if is_changed else ["return v"]
+        return compile_function(source, [*template.strip().splitlines(), *(f"    {line}" for line in made)], name)
 
 
 def native_head(name: str, lift: Any, fields: int) -> bytes:
@@ -85,58 +101,111 @@ def native_parts(sealed: bytes) -> tuple[str, Any, dict[str, Any]]:
 
 # --- reading dataclasses ----------------------------------------------------------------------------------------------
 #
-# A dataclass that msgspec makes has its attributes in a separate dict, and each access to one costs several times as
-# much as usual. So msgspec makes a struct with the same fields, and these are set on a new dataclass, as an __init__
-# does it.
+# A dataclass that msgspec makes has its attributes in a separate dict, so that each access to one costs several times
+# as much as usual, and lacks those of fields that take their default. So msgspec makes structs with the same fields,
+# and these are set on new dataclasses, as an __init__ does it.
 
 
-def is_open(cls: type) -> bool:
-    """Whether its fields are plain attributes, which can be set."""
-    return (
-        not issubclass(cls, msgspec.Struct)
-        and cls.__setattr__ is object.__setattr__
-        and "__slots__" not in cls.__dict__
-    )
+def is_remade(cls: type) -> bool:
+    return not issubclass(cls, msgspec.Struct) and "__slots__" not in cls.__dict__
 
 
-def making(record: DeclaredRecord, source: Source) -> Iterable[str]:
-    """The lines that make a record of its twin `v`."""
-    yield f"o = new({source.name(record.cls)})"
-    for name, each in record.fields.items():
-        inner = part_of(each)
-        if inner is None:
-            yield f"o.{name} = v.{name}"
+def dir_of(cls: type) -> set[str]:
+    """The attributes that a class and its bases define, besides those of every object."""
+    return {name for base in cls.__mro__[:-1] for name in base.__dict__}
+
+
+class Remaking:
+    """Compiles how records are made of their twins, which are structs."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.twins: dict[type, Any] = {}
+        source.names |= {"new": object.__new__, "put": object.__setattr__}
+
+    def lines(self, record: DeclaredRecord) -> Iterable[str]:
+        """The lines that make a record of its twin `v`."""
+        yield f"o = new({self.source.name(record.cls)})"
+        is_open = "__setattr__" not in dir_of(record.cls)  # else it is frozen, or has one of its own
+        for name, each in record.fields.items():
+            made = f"v.{name}"
+            if self.is_changed(each):
+                yield f"w = v.{name}"
+                made = self.made(each, "w")
+            yield f"o.{name} = {made}" if is_open else f"put(o, {name!r}, {made})"
+        yield "return o"
+
+    def is_changed(self, of: DeclaredType) -> bool:
+        """Whether values of the type hold records that are remade."""
+        if isinstance(of, DeclaredRecord):
+            return is_remade(of.cls)  # others, and what they hold, are left to msgspec
+        return any(map(self.is_changed, of.parts()))
+
+    def made(self, of: DeclaredType, v: str) -> str:
+        """An expression for the value that `v` stands for."""
+        if not self.is_changed(of):
+            return v
+        if isinstance(of, DeclaredRecord):
+            return f"{self.source.function(of, False, functools.partial(self.lines, of))}({v})"
+        if isinstance(of, UnionType):
+            made = v
+            for each in filter(self.is_changed, of.members):
+                made = f"({self.made(each, v)} if type({v}) is {self.source.name(self.kind(each))} else {made})"
+            return made
+        if isinstance(of, ConstrainedType):
+            return self.made(of.base, v)
+        return f"{self.source.function(of, False, functools.partial(self._container, of))}({v})"
+
+    def _container(self, of: DeclaredType) -> Iterable[str]:
+        if isinstance(of, DictType):
+            yield f"return {{k: {self.made(of.item, 'w')} for k, w in v.items()}}"
+        elif isinstance(of, ListType):
+            each = f"[{self.made(of.item, 'w')} for w in v]"
+            yield f"return tuple({each})" if of.kind is tuple else f"return {each}"
         else:
-            function = source.function(inner, False, functools.partial(making, inner, source))
-            yield f"w = v.{name}"
-            yield f"o.{name} = w if w is None else {function}(w)"
-    yield "return o"
+            yield f"return ({''.join(self.made(each, f'v[{at}]') + ', ' for at, each in enumerate(of.parts()))})"
 
+    def kind(self, of: DeclaredType) -> type:
+        """What msgspec makes for values of the type."""
+        if isinstance(of, DeclaredRecord):
+            return self.twin(of)  # type: ignore[no-any-return]
+        if isinstance(of, ConstrainedType):
+            return self.kind(of.base)
+        return dict if isinstance(of, DictType) else of.kind if isinstance(of, ListType) else tuple
 
-def part_of(of: DeclaredType) -> DeclaredRecord | None:
-    """The record that a field holds itself, or None. (Those in lists and dicts are left to msgspec.)"""
-    if isinstance(of, UnionType):
-        others = [each for each in of.members if not (isinstance(each, ScalarType) and each.kind is type(None))]
-        of = others[0] if len(others) == 1 else of
-    return of if isinstance(of, DeclaredRecord) and is_open(of.cls) else None
+    def hint(self, of: DeclaredType, hint: Any) -> Any:
+        """The hint with the twins in place of the records."""
+        if not self.is_changed(of):
+            return hint
+        if isinstance(of, DeclaredRecord):
+            return self.twin(of)
+        if isinstance(of, UnionType):
+            members = tuple(map(self.hint, of.members, typing.get_args(hint)))
+            return typing.Union[members]  # noqa: UP007 not all of them have a |
+        if isinstance(of, ConstrainedType):
+            base, *notes = typing.get_args(hint)
+            return typing.Annotated[(self.hint(of.base, base), *notes)]
+        if isinstance(of, DictType):
+            key, item = typing.get_args(hint)
+            return dict[key, self.hint(of.item, item)]  # type: ignore[misc, valid-type]
+        inner = [self.hint(each, part) for each, part in zip(of.parts(), typing.get_args(hint), strict=False)]
+        if isinstance(of, ListType):
+            return tuple[inner[0], ...] if of.kind is tuple else list[inner[0]]  # type: ignore[valid-type]
+        return tuple[tuple(inner)]  # type: ignore[misc]
 
-
-def twin_of(record: DeclaredRecord) -> Any:
-    """A struct with the same fields, types and defaults."""
-    hints = typing.get_type_hints(record.cls, include_extras=True)
-    fields: list[Any] = []
-    for field in dataclasses.fields(record.cls):
-        inner = part_of(record.fields[field.name])
-        hint = hints[field.name]
-        if inner is not None:
-            hint = twin_of(inner) | None if isinstance(record.fields[field.name], UnionType) else twin_of(inner)
-        if field.default is not dataclasses.MISSING:
-            fields.append((field.name, hint, field.default))
-        elif field.default_factory is not dataclasses.MISSING:
-            fields.append((field.name, hint, msgspec.field(default_factory=field.default_factory)))
-        else:
-            fields.append((field.name, hint))
-    return msgspec.defstruct(record.cls.__name__, fields, kw_only=True)
+    def twin(self, record: DeclaredRecord) -> Any:
+        """A struct with the same fields, types and defaults."""
+        if record.cls not in self.twins:
+            hints = typing.get_type_hints(record.cls, include_extras=True)
+            fields: list[Any] = []
+            for name, default, factory in described(record.cls):
+                hint = self.hint(record.fields[name], hints[name])
+                if factory is not None:
+                    fields.append((name, hint, msgspec.field(default_factory=factory)))
+                else:
+                    fields.append((name, hint) if default is NOTHING else (name, hint, default))
+            self.twins[record.cls] = msgspec.defstruct(record.cls.__name__, fields, kw_only=True)
+        return self.twins[record.cls]
 
 
 # --- reading without the class ----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def seal(v):
     try:
         if {test}:
             data = head + encode(v)
-            if len(data) <= bytes_max:
+            if len(data) <= bytes_max{whole}:
                 return data
     except FAILURES:
         pass
@@ -113,7 +113,8 @@ class Codec:
         source = Source(self.values.bytes_max)
         source.names |= {"head": form.head, "encode": form.encode, "bytes_max": self.values.bytes_max}
         source.names |= {"FAILURES": (*FAILURES, AttributeError), **names}
-        lines = template.format(test=form.record.test("v", source, False)).splitlines()
+        whole = f" and data.startswith({source.name(form.map_head)}, {len(form.head)})" if form.may_omit else ""
+        lines = template.format(test=form.record.test("v", source, False), whole=whole).splitlines()
         return compile_function(source, lines, name)
 
 

@@ -76,21 +76,21 @@ class Source:
         self.limit = limit
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"Room": Room}
-        self._made: dict[tuple[int, bool], str] = {}
-        self._kept: list[Any] = []  # ids are used as names
+        self._made: list[tuple[DeclaredType, bool, str]] = []
 
     def name(self, thing: Any) -> str:
-        self._kept.append(thing)
-        name = f"n{id(thing)}"
+        """A name for something that the code refers to."""
+        name = f"n{len(self.names)}"
         self.names[name] = thing
         return name
 
     def function(self, of: DeclaredType, counted: bool, body: Callable[[], Iterable[str]]) -> str:
         """The name of a function over `v` (and `room`, if it counts) with this body, made at its first use."""
-        known = self._made.get((id(of), counted))
-        if known is not None:
-            return known
-        name = self._made[id(of), counted] = f"f{len(self._made)}"
+        for made, was_counted, name in self._made:
+            if made is of and was_counted == counted:
+                return name
+        name = f"f{len(self._made)}"
+        self._made.append((of, counted, name))
         lines = [f"def {name}(v, room):" if counted else f"def {name}(v):", *(f"    {line}" for line in body())]
         self.lines += lines
         return name
@@ -115,6 +115,10 @@ class DeclaredType:
     def test(self, v: str, source: Source, counted: bool) -> str:
         """An expression that is true if `v` is exactly of the type. If it counts, it takes the size from `room`."""
         raise NotImplementedError
+
+    def parts(self) -> list[DeclaredType]:
+        """The types of its parts. (Those of a record are its fields.)"""
+        return []
 
     def lift(self) -> Any:
         """How a reader without the type gets the values back from what msgspec wrote: None (as they are), an extension
@@ -218,6 +222,9 @@ class ListType(DeclaredType):
 
         return call(source.function(self, True, body), v, source, counted)
 
+    def parts(self) -> list[DeclaredType]:
+        return [self.item]
+
     def lift(self) -> Any:
         inner = self.item.lift()
         if self.kind is tuple:
@@ -252,6 +259,9 @@ class TupleType(DeclaredType):
         function = source.function(self, counted_inside, body)
         return call(function, v, source, counted) if counted_inside else f"{function}({v})"
 
+    def parts(self) -> list[DeclaredType]:
+        return self.items
+
     def lift(self) -> Any:
         return ["items", [each.lift() for each in self.items]]
 
@@ -284,6 +294,9 @@ class DictType(DeclaredType):
             yield "return True"
 
         return call(source.function(self, True, body), v, source, counted)
+
+    def parts(self) -> list[DeclaredType]:
+        return [self.item]
 
     def lift(self) -> Any:
         inner = self.item.lift()
@@ -374,6 +387,9 @@ class UnionType(DeclaredType):
     def test(self, v: str, source: Source, counted: bool) -> str:
         return "(" + " or ".join(f"({each.test(v, source, counted)})" for each in self.members) + ")"
 
+    def parts(self) -> list[DeclaredType]:
+        return self.members
+
     def lift(self) -> Any:
         lifted = [each.lift() for each in self.members]
         return next((each for each in lifted if each is not None), None)
@@ -410,6 +426,9 @@ class ConstrainedType(DeclaredType):
 
     def test(self, v: str, source: Source, counted: bool) -> str:
         return f"{self.base.test(v, source, counted)} and {source.name(self.accepts)}({v})"
+
+    def parts(self) -> list[DeclaredType]:
+        return [self.base]
 
     def lift(self) -> Any:
         return self.base.lift()

@@ -258,7 +258,7 @@ def test_a_new_schedule_starts_when_the_app_first_runs_with_it(make: Any) -> Non
 
 
 def test_a_new_field_with_a_default_does_not_change_a_schedule_whose_arguments_have_it(make: Any) -> None:
-    call = "\napp.every(3_600, later, 'late', Order('x', 1), name='orders')\n"
+    call = "\napp.options(name='orders').every(3_600, later, 'late', Order('x', 1))\n"
     old, new = make(source_of(()) + call), make(source_of((BY_NAME["Order.urgent"],)) + call)
     other = make(source_of((BY_NAME["Order.urgent"],)) + call.replace("1)", "1, urgent=True)"))
     assert fingerprint(old.app).obstacles(fingerprint(new.app)) == []

@@ -152,7 +152,7 @@ EDITS = [
     more("functions", "@account.register\ndef owner(ctx: Context) -> str:\n    return ctx.get().owner", "a function"),
     more("functions", "@notes.register\ndef size(ctx: Context, of: Part) -> int:\n    return of.size", "another one"),
     more("operators", "shelf = app.operator('shelf', state=Part, ttl=60)", "an operator"),
-    more("schedules", "app.every(3_600, total, 'all', name='hourly')", "a schedule"),
+    more("schedules", "app.options(name='hourly').every(3_600, total, 'all')", "a schedule"),
     Edit("a comment", ADDS, "FEE = 1\n", "FEE = 1  # each time\n"),
     Edit("a changed function", CHANGES, "return asked\n", "return Order(asked.to, asked.amount)\n"),
     Edit("a changed constant", CHANGES, "FEE = 1\n", "FEE = 2\n"),
