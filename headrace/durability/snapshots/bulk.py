@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import typing
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -231,7 +231,7 @@ class ColumnSealer:
         parts = []
         for start in range(0, len(next(iter(columns.values()))), ROWS_AT_ONCE):  # which stay in the CPU's cache
             some = [values_of(column.slice(start, ROWS_AT_ONCE)) for column in columns.values()]
-            cells = map(encode, map(row, *some))
+            cells: Iterable[bytes] = map(encode, map(row, *some))
             if self.head is None:
                 cells = (encode(Ext(RECORD, tagged + each)) for each in cells)
             parts.append(pa.array(list(cells), pa.large_binary()))
