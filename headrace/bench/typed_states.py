@@ -121,13 +121,13 @@ def shape_of_record(name: str, kind: Any, opened: Callable[[], Any]) -> Shape:
 
     @account.register
     def credit(ctx: Context) -> None:
-        state = ctx.get()
+        state: Any = ctx.get()
         state.balance += 1
         ctx.put(state)
 
     @account.register
     def transfer(ctx: Context, to: int) -> int:
-        state = ctx.get()
+        state: Any = ctx.get()
         ctx.call_async(credit, to)
         state.balance -= 1
         if state.balance < 0:

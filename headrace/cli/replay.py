@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -22,7 +23,8 @@ from headrace.model.fingerprint import fingerprint
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load
 from headrace.wire.messages import Failure
-from headrace.wire.values import shown
+from headrace.wire.renewal import UNREADABLE, renew
+from headrace.wire.values import Values, shown
 
 OTHER_SEED = "1"  # of hashes, for the second replay; workers have 0
 SHOWN_MAX = 20
@@ -67,7 +69,7 @@ def verify_stretch(target: str, store: str, first: int | None, last: int | None,
     found: dict[str, Difference] = {}
     for epoch in stretch:
         if epoch.number in recorded:
-            compare(epoch, outcomes_of(recorded[epoch.number]), found)
+            compare(epoch, renewed_outcomes(recorded[epoch.number], replay.engine.program.values), found)
     unrecorded = [epoch for epoch in stretch if twice or epoch.number not in recorded]
     if unrecorded:
         again = dict(replay_elsewhere(target, store, first, last))
@@ -93,6 +95,17 @@ Outcomes = list[tuple[str, str]]  # of an epoch's rows: a digest, and its text
 
 def outcomes_of(epoch: Epoch) -> Outcomes:
     return [outcome_of(epoch.results[row], epoch.failures.get(row)) for row in range(len(epoch))]
+
+
+def renewed_outcomes(epoch: Epoch, values: Values) -> Outcomes:
+    """The same for replies that an older version of the app may have given: fields that they lack are at their
+    defaults."""
+    found = []
+    for row, result in enumerate(epoch.results):
+        with suppress(*UNREADABLE):
+            result = renew(result, values)
+        found.append(outcome_of(result, epoch.failures.get(row)))
+    return found
 
 
 def outcome_of(result: Any, failure: Failure | None) -> tuple[str, str]:

@@ -32,13 +32,13 @@ from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
 from headrace.core.ordered.gathering import decree
 from headrace.core.ordered.storms import Storms
-from headrace.core.outcome import first_difference
+from headrace.core.outcome import first_difference, refusal
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
 from headrace.core.snapshot_metadata import PlacementMetadata
 from headrace.core.submit_queue import Policy, first_come
-from headrace.errors import ConfigError, NotDeterministic
+from headrace.errors import ConfigError
 from headrace.model.app import App
 from headrace.wire.messages import (
     Begin,
@@ -426,11 +426,10 @@ class Coordinator(Maintenance):
         failures.update(flight.failures)
         known = epoch.final_rows
         before, now = (epoch.results, epoch.failures), (results, failures)
-        difference = first_difference(epoch, before, now, range(min(known, stop)))
+        values = self.engine.program.values
+        difference = first_difference(epoch, before, now, range(min(known, stop)), values)
         if difference is not None:
-            raise NotDeterministic(
-                f"{difference}: its functions depend on something other than their arguments and state"
-            )
+            raise refusal(epoch, difference)
         if stop > known:
             epoch.results[known:] = results[known:stop]
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})

@@ -54,6 +54,7 @@ from headrace.core.submit_queue import Policy, SubmitQueue, first_come
 from headrace.errors import HeadraceError, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
+from headrace.wire.renewal import same_renewed
 
 
 class PendingExternal(NamedTuple):
@@ -120,6 +121,7 @@ class Engine:
         self.ready = 0  # how much of it was there when this step began
         self.last: Epoch | None = None  # the last one that ran
         self.unfinished: list[UnfinishedBatch] = []  # that a recovery found in the log
+        self.inherited = 0  # the last epoch to replay that an older version of the app logged
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
@@ -129,7 +131,8 @@ class Engine:
         """The first effects: the work that a recovery left."""
         effects: list[Any] = []
         self.journal.saved_us = now_us
-        self._sequence_unfinished(now_us)
+        if not self.is_inheriting():
+            self._sequence_unfinished(now_us)
         self.backend.start(now_us, effects)
         return self._leave(now_us, effects)
 
@@ -139,14 +142,19 @@ class Engine:
         of_backend = self.backend.HANDLERS.get(type(event))
         handler = getattr(self.backend, of_backend) if of_backend else getattr(self, self.HANDLERS[type(event)])
         handler(now_us, event, effects)
-        self.defer(now_us)
+        if not self.is_inheriting():
+            self._sequence_unfinished(now_us)
+            self._take_waiting(now_us, effects)
+            self.defer(now_us)
         self.backend.work(now_us, effects)
         return self._leave(now_us, effects)
 
     def _leave(self, now_us: int, effects: list[Any]) -> list[Any]:
         for name in self.LEAVE:
             getattr(self, name)(now_us, effects)
-        due = [self.deferred.next_due_us(now_us), *self.backend.next_due_us(now_us)]
+        due = self.backend.next_due_us(now_us)
+        if not self.is_inheriting():
+            due = [self.deferred.next_due_us(now_us), now_us if self.incoming or self.unfinished else None, *due]
         return [*self.journal.drain(), *effects, *timer(due)]
 
     # --- what a step does besides its event ---
@@ -182,10 +190,21 @@ class Engine:
 
     # --- taking batches, and sequencing ---
 
+    def inherit(self) -> None:
+        """A recovery has found epochs to replay. Those of an older version of the app come first: until they are done,
+        nothing new is logged, and requests wait."""
+        epochs = [item.number for item in self.backlog if isinstance(item, Epoch) and item.is_inherited]
+        self.inherited = self.journal.earliest = max(epochs, default=0)
+
+    def is_inheriting(self) -> bool:
+        return self.inherited > self.last_number()
+
     def _submit(self, now_us: int, event: Submit, effects: list[Any]) -> None:
-        """Take the batches, in the order that the queue's policy gives."""
         for token, batch in event.batches:
             self.incoming.put(token, batch)
+
+    def _take_waiting(self, now_us: int, effects: list[Any]) -> None:
+        """Take the batches, in the order that the queue's policy gives."""
         while self.incoming:
             waiting = self.incoming.take()
             try:
@@ -226,12 +245,14 @@ class Engine:
             submission.refuse(reuse(request_id, *known))
 
     def _same_call(self, epoch: Epoch, at: int, row: Batch) -> bool:
-        encode = self.program.values.encode_plain  # compared as encoded: 1, 1.0 and True differ, NaN equals itself
+        values = self.program.values
+        known, now = epoch.args[at], row.args[0]
         return (
             epoch.entries[at] is row.entries[0]
             and type(epoch.keys[at]) is type(row.keys[0])
             and epoch.keys[at] == row.keys[0]
-            and encode(epoch.args[at]) == encode(row.args[0])
+            and len(known) == len(now)
+            and all(same_renewed(one, other, values) for one, other in zip(known, now, strict=True))
         )
 
     def _sequence(self, now_us: int, submission: Submission, batch: Batch, position: int = 0, done: int = 0) -> None:

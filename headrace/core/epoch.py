@@ -47,6 +47,7 @@ class Epoch:
         "first",
         "has_ids",
         "ids",
+        "is_inherited",
         "is_replayed",
         "keys",
         "limits",
@@ -69,6 +70,7 @@ class Epoch:
         self.pieces: list[Piece] = []
         self.stored: list[bytes | None] = []  # for workers: where each stored piece's rows are
         self.is_replayed = False  # an earlier engine logged it, and may have answered it
+        self.is_inherited = False  # so did an earlier version of the app
         self.limits: dict[str, int] | None = None  # those it was logged with, if they differ from today's
         self.bytes = 0  # size of all arguments that are not small
         self.has_ids = False  # whether any row has a request id: rows of a source batch have none

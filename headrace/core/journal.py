@@ -47,6 +47,7 @@ class Journal:
         self.carried: Entities = []  # changes of a snapshot that failed
         self.is_full_next = False  # the next one holds everything and replaces earlier ones
         self.is_due = False  # the next one is taken at once
+        self.earliest = 0  # the first epoch at whose end there may be one
         self.retired = 0  # snapshots before this epoch's are no longer used
         self.wanted: list[Any] = []  # tokens of requests for a snapshot
         self.promised: list[Any] = []  # those that the one under way answers
@@ -113,7 +114,7 @@ class Journal:
 
     def wants_snapshot(self, now_us: int, epoch: int) -> bool:
         """Is one due at the end of this epoch?"""
-        if not self.is_durable or self.is_busy():
+        if not self.is_durable or self.is_busy() or epoch < self.earliest:
             return False
         if self.wanted or self.is_due:
             return True
@@ -122,7 +123,7 @@ class Journal:
         return epoch > self.saved_epoch and (is_old or is_long)
 
     def next_due_us(self, epoch: int) -> int | None:
-        if not self.is_durable or self.is_busy() or epoch <= self.saved_epoch:
+        if not self.is_durable or self.is_busy() or epoch <= self.saved_epoch or epoch < self.earliest:
             return None
         return self.saved_us + self.config.snapshot_interval_us
 

@@ -16,10 +16,10 @@ from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Read, TakeSnapshot
 from headrace.core.later.deferred import ChangedLater, later_of
-from headrace.core.outcome import Outcome, first_difference
+from headrace.core.outcome import Outcome, first_difference, refusal
 from headrace.core.serial import SerialExecutor
 from headrace.core.snapshot_metadata import PlacementMetadata
-from headrace.errors import NotDeterministic
+from headrace.wire.values import Values
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
@@ -113,7 +113,7 @@ class LocalBackend:
         if need is not None:
             self.engine.ask(epoch, need)
             return False
-        compare(epoch, self.answered)
+        compare(epoch, self.answered, self.engine.program.values)
         self.answered = None
         return True
 
@@ -134,12 +134,11 @@ def run_backlog(engine: Engine) -> None:
     engine.backend.run(len(engine.backlog))
 
 
-def compare(epoch: Epoch, before: Outcome) -> None:
+def compare(epoch: Epoch, before: Outcome, values: Values) -> None:
     """Compare with the outcome before a recovery, and keep that one: error messages may differ."""
     if epoch.final_rows:
-        difference = first_difference(epoch, before, (epoch.results, epoch.failures), range(epoch.final_rows))
+        now = (epoch.results, epoch.failures)
+        difference = first_difference(epoch, before, now, range(epoch.final_rows), values)
         if difference is not None:
-            raise NotDeterministic(
-                f"{difference}: its functions depend on something other than their arguments and state"
-            )
+            raise refusal(epoch, difference)
         epoch.results, epoch.failures = before

@@ -142,7 +142,8 @@ def value_limits(config: Config) -> tuple[int, int]:
 
 def state_codec(operator: Operator, values: Values) -> Codec:
     """The codec of an operator's states."""
-    return declared_codec(Any if operator.state is None else operator.state, values, f"operator {operator.name}: state")
+    hint = Any if operator.state is None else operator.state
+    return declared_codec(hint, values, f"operator {operator.name}: state")
 
 
 def values_of(app: App, config: Config) -> Values:

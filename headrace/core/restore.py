@@ -5,6 +5,8 @@ Rules:
 2. Later epochs enter like new ones: they are closed, have their records, and wait to run. They keep the limits that
    they were logged with.
 3. A logged source batch whose rows are not all in epochs continues where it stopped: its source does not resend it.
+4. Epochs that an older version of the app logged are replayed, and compared with their replies, before this version
+   logs or saves anything. If it gives other replies, the older version can still start.
 
 Never here: files, formats, the store.
 """
@@ -43,6 +45,7 @@ class Restored(NamedTuple):
     last: int  # the number of the log's last record
     recorded: dict[int, Epoch] = {}  # noqa: RUF012 final epochs after the snapshot's, by number: a replay must give the same
     is_migrated: bool = False  # the tables differ from the snapshot's: a full one is taken at once
+    code: str | None = None  # the fingerprint of this version of the app
 
 
 def restore(engine: Engine, left: Restored) -> None:
@@ -52,6 +55,7 @@ def restore(engine: Engine, left: Restored) -> None:
     engine.restore(left.epoch, left.metadata, left.kept)
     engine.journal.restore(left.epoch, left.last, left.is_migrated)
     replay(engine, left)
+    engine.inherit()
 
 
 def replay(engine: Engine, left: Restored) -> None:
@@ -59,7 +63,7 @@ def replay(engine: Engine, left: Restored) -> None:
     epochs: list[Epoch] = []
     batches: dict[int, tuple[Batch, Submission]] = {}
     done: dict[int, int] = {}  # per batch: its rows that are in epochs
-    for number, record, limits, _ in left.records:
+    for number, record, limits, code in left.records:
         if isinstance(record, Batch):
             batches[number], done[number] = (record, engine.sources.again(record)), 0
         elif isinstance(record, Epoch):
@@ -74,6 +78,7 @@ def replay(engine: Engine, left: Restored) -> None:
                     engine.deferred.fired.update(own)
             if record.number > left.epoch:
                 record.limits = None if limits == engine.config.limits() else limits
+                record.is_inherited = left.code is not None and code != left.code
                 epochs.append(record)
         elif isinstance(record, Decree):
             for tid, failure in record.failures.items():

@@ -6,6 +6,7 @@ are converted first.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,8 @@ from headrace.errors import BadArguments, BadValue, ModelError, TooLarge
 from headrace.model.app import hints_of
 from headrace.model.keywords import Keywords
 from headrace.model.operator import Function
-from headrace.wire.hints import Hints, Unsupported, name_of
-from headrace.wire.typed_values import Codec, describe
+from headrace.wire.hints import Unsupported, name_of
+from headrace.wire.typed_values import Codec, codec_for
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values
 
 TOGETHER = 4_096  # calls checked at once: if their total is within the limit of one, each is
@@ -174,20 +175,29 @@ def never(args: Args) -> bool:
 
 def declared_codec(hint: Any, values: Values, where: str) -> Codec:
     try:
-        return Codec(values.hints.type_of(hint), values)
+        return codec_for(hint, values)
     except Unsupported as error:
         raise ModelError(f"{where}: {error}") from None
 
 
 def conforms(value: Any, hint: Any) -> bool:
     """Does the value have this type as it is?"""
-    return Hints().type_of(hint).fault(value) is None
+    return fault_of(value, hint) is None
 
 
 def why(value: Any, hint: Any) -> str:
-    of = Hints().type_of(hint)
-    fault = of.fault(value)
-    return "" if fault is None else f": {describe(fault, of)}"
+    fault = fault_of(value, hint)
+    return "" if fault is None else f": {fault}"
+
+
+def fault_of(value: Any, hint: Any) -> str | None:
+    return codec_of(hint).fault(value)
+
+
+@functools.lru_cache(maxsize=256)
+def codec_of(hint: Any) -> Codec:
+    values = Values()
+    return Codec(values.hints.type_of(hint), values)
 
 
 def converted(value: Any, hint: Any) -> Any:

@@ -17,6 +17,7 @@ from headrace.core.later.builtin import BUILT_IN
 from headrace.core.placement import shards_of
 from headrace.core.restore import LoggedRecord, Restored, restore
 from headrace.core.snapshot_metadata import INITIAL, SourcesMetadata
+from headrace.durability.added_fields import check_defaults
 from headrace.durability.identity import (
     CURRENT,
     callable_functions,
@@ -29,13 +30,13 @@ from headrace.durability.identity import (
 from headrace.durability.inbox.inbox import SegmentRetention
 from headrace.durability.log.changelog import ChangeWriter
 from headrace.durability.log.log import Log
-from headrace.durability.log.records import Records
+from headrace.durability.log.records import Records, writer_of
 from headrace.durability.migration import migrate
 from headrace.durability.snapshots.snapshots import Snapshots
 from headrace.durability.store import DirectoryStore, Store, open_store
 from headrace.errors import AppChanged, Fenced, LogBroken
 from headrace.model.app import App
-from headrace.model.fingerprint import Fingerprint, fingerprint, remade
+from headrace.model.fingerprint import Fingerprint, added_fields, fingerprint, remade
 
 
 class OpenedStore:
@@ -49,6 +50,7 @@ class OpenedStore:
         self.app, self.config = app, config
         self.app_fingerprint = app_fingerprint or fingerprint(app)
         self.fingerprint = self.app_fingerprint.digest
+        self._fitting = {self.fingerprint}  # digests of code whose epochs this code can replay
         self.marks: list[tuple[int, int]] = []  # a record number of the replies, and the time up to which they reach
         self.loads: dict[str, int] = {}  # how often the state of an operator was loaded or migrated
         self.records: Records
@@ -95,7 +97,7 @@ class OpenedStore:
 
     def restore(self, engine: Engine) -> None:
         """Call this once, before the engine's first step."""
-        self.records = Records(engine.program, self.fingerprint, self.store)
+        self.records = Records(engine.program, self.app_fingerprint, self.store)
         try:
             restore(engine, self.load_state())
             self.store.put(
@@ -103,8 +105,8 @@ class OpenedStore:
             )
         except BaseException as error:
             try:
-                if isinstance(error, LogBroken):
-                    self.log.check()  # what is missing may have been retired by a successor
+                if isinstance(error, LogBroken | AppChanged):
+                    self.log.check()  # a successor, perhaps a newer version, may have retired or written it
             finally:
                 self.close_store()
             raise
@@ -128,15 +130,18 @@ class OpenedStore:
         is_migrated = loaded is not None and loaded.manifest.fingerprint != self.fingerprint
         if loaded is not None and is_migrated:
             written = read_fingerprint(self.store, loaded.manifest.fingerprint)
-            tables = migrate(loaded.tables, written, self.app_fingerprint, self.app, closed_us)
+            values = self.records.program.values
+            tables = migrate(loaded.tables, written, self.app_fingerprint, self.app, closed_us, values)
             for name in remade(written, self.app_fingerprint):
                 self.loads[name] = self.loads.get(name, 0) + bool(loaded.tables.get(name))
         self._start_changes(epoch, last, closed_us)
         self.marks = list(metadata.store.marks)
-        replies = self._replies(min(metadata.ledger.oldest, epoch + 1), metadata.sources)
+        replies = self._replies(min(metadata.ledger.oldest, epoch + 1), epoch, metadata.sources)
         kept = [each for each in replies if each.number <= epoch]
         recorded = {each.number: each for each in replies if each.number > epoch}
-        return Restored(epoch, tables, metadata, kept, records, self.log.last, recorded, is_migrated)
+        return Restored(
+            epoch, tables, metadata, kept, records, self.log.last, recorded, is_migrated, code=self.fingerprint
+        )
 
     def _start_changes(self, epoch: int, last: int, closed_us: int) -> None:
         if self.changes is None:
@@ -146,36 +151,44 @@ class OpenedStore:
                 f"{self.store.url}: the changes of epoch {self.changes.kept} are kept, but the log ends with epoch "
                 f"{last}: records were lost. Restore the log from a backup, or run `headrace log repair`"
             )
+        self.changes.values = self.records.program.values
         self.changes.start(epoch, closed_us, self.watched, self.loads)
 
     def _records(self, position: int, epoch: int) -> list[LoggedRecord]:
-        """The log's records from this one on. Epochs after the snapshot's must have been logged by the current code:
-        other code cannot replay them."""
+        """The log's records from this one on. Epochs after the snapshot's must have been logged by the current code, or
+        by an older version to which it only adds: other code cannot replay them."""
         batches: dict[int, Batch] = {}
         found = []
         for record in self.log.read(position):
             logged = self.records.decode(record.number, record.data, batches)
             is_later = isinstance(logged.record, Epoch) and logged.record.number > epoch
-            if is_later and logged.fingerprint != self.fingerprint:
-                self._refuse_code(logged)
+            if is_later:
+                assert isinstance(logged.record, Epoch)
+                self._check_code(f"epoch {logged.record.number}", logged.fingerprint or "")
             if isinstance(logged.record, Batch):
                 self.segments.note(logged.number, logged.record)
             found.append(logged)
         return found
 
-    def _refuse_code(self, logged: LoggedRecord) -> None:
-        assert isinstance(logged.record, Epoch)
-        assert logged.fingerprint is not None
-        differences = read_fingerprint(self.store, logged.fingerprint).differences(self.app_fingerprint)
-        raise AppChanged(
-            f"epoch {logged.record.number} in {self.store.url} was logged by other code of app {self.app.name!r} "
-            f"({'; '.join(differences[:5])}), and no snapshot covers it. Run `headrace upgrade` with the old code, "
-            "which makes a snapshot at the log's end; then start the new code"
-        )
+    def _check_code(self, what: str, digest: str) -> None:
+        """Raises if the code with this digest, which has written this, could do something that the current code does
+        not do in the same way."""
+        if digest in self._fitting:
+            return
+        written = read_fingerprint(self.store, digest)
+        obstacles = written.obstacles(self.app_fingerprint)
+        if obstacles:
+            raise AppChanged(
+                f"{what} in {self.store.url} was logged by other code of app {self.app.name!r} "
+                f"({'; '.join(obstacles[:5])}), and no snapshot covers it. Run `headrace upgrade` with the old code, "
+                "which makes a snapshot at the log's end; then start the new code"
+            )
+        check_defaults(added_fields(written, self.app_fingerprint), self.records.program.values)
+        self._fitting.add(digest)
 
-    def _replies(self, oldest: int, sources: SourcesMetadata) -> list[Epoch]:
+    def _replies(self, oldest: int, epoch: int, sources: SourcesMetadata) -> list[Epoch]:
         """The replies that may be asked for again, in order: of the oldest epoch whose ids are known and later ones,
-        and of the last batch of each source."""
+        and of the last batch of each source. Those after this epoch are compared with what this code gives."""
         first, last = self.replies.first, self.replies.last
         found = []
         for number in sorted({number for each in sources.last.values() for number, _, _ in each.stretches}):
@@ -189,6 +202,8 @@ class OpenedStore:
             )
         if oldest - self.epoch0 <= last:
             for record in self.replies.read(oldest - self.epoch0):
+                if record.number + self.epoch0 > epoch:
+                    self._check_code(f"epoch {record.number + self.epoch0}, with its replies,", writer_of(record.data))
                 found.append(self.records.decode_replies(record.data))
         return found
 

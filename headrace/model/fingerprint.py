@@ -17,11 +17,11 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from headrace.model.app import App, Schedule, collect, hints_of
+from headrace.model.app import App, Schedule, collect, hints_of, is_record
 from headrace.model.operator import Function, Operator
 from headrace.model.source import Survey, digest_of
 
@@ -39,11 +39,21 @@ class OperatorPrint(msgspec.Struct, frozen=True):
     migrate: str = ""
 
 
-class TypePrint(msgspec.Struct, frozen=True):
-    """A record type: its fields with their types, in order, and a digest of its code."""
+class TypePrint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record type: its fields with their types, in order, a digest of its code, and digests of the defaults that its
+    fields have. A default counts: it decides what a function makes that does not name the field, and what a stored
+    record holds that lacks it. (An older fingerprint has the defaults in `code`: then they count as changed.)"""
 
     fields: list[tuple[str, str]]
     code: str
+    defaults: dict[str, str] = {}
+
+
+class VersionDifference(NamedTuple):
+    """One difference between two versions of an app."""
+
+    text: str
+    is_addition: bool = False  # it leaves everything as it is that the older version could do
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -71,21 +81,33 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
     def differences(self, other: Fingerprint) -> list[str]:
         """What is different in the other, later one, as text; empty if they are the same."""
-        found = [] if self.app == other.app else [f"the app is {other.app}, it was {self.app}"]
+        return [each.text for each in self.compare(other)]
+
+    def obstacles(self, other: Fingerprint) -> list[str]:
+        """The differences for which the other, later code must not replay what this code has logged. All but these: a
+        new function, operator, schedule or type, and a new field with a default, after the fields that were there."""
+        return [each.text for each in self.compare(other) if not each.is_addition]
+
+    def compare(self, other: Fingerprint) -> list[VersionDifference]:
+        """What is different in the other, later one."""
+        found = [] if self.app == other.app else [VersionDifference(f"the app is {other.app}, it was {self.app}")]
         found += changes("operator", self.operators, other.operators)
         for name, operator in self.operators.items():
             if name in other.operators:
-                found += [f"operator {name}: {change}" for change in in_operator(operator, other.operators[name])]
+                texts = in_operator(operator, other.operators[name])
+                found += [VersionDifference(f"operator {name}: {text}") for text in texts]
         found += changes("type", self.types, other.types)
         for name, kind in self.types.items():
             if name in other.types:
-                found += [f"type {name}: {change}" for change in in_type(kind, other.types[name])]
+                inside = in_type(kind, other.types[name])
+                found += [each._replace(text=f"type {name}: {each.text}") for each in inside]
         for what, old, new in (
             ("function", self.functions, other.functions),
             ("schedule", self.schedules, other.schedules),
         ):
             found += changes(what, old, new)
-            found += [f"{what} {name} changed" for name in old if name in new and old[name] != new[name]]
+            changed = [name for name in old if name in new and old[name] != new[name]]
+            found += [VersionDifference(f"{what} {name} changed") for name in changed]
         return found
 
 
@@ -97,15 +119,15 @@ def fingerprint(app: App) -> Fingerprint:
         app.name,
         {function.full_name: of_function(function, survey) for function in app.functions},
         {name: of_operator(operator, survey) for name, operator in app.operators.items()},
-        {name: TypePrint(fields_of(record), digest_of(survey.methods(record))) for record, name in records.items()},
+        {name: of_type(record, survey) for record, name in records.items()},
         {name: of_schedule(schedule) for name, schedule in app.schedules.items()},
     )
 
 
 def needs_migration(old: Fingerprint, new: Fingerprint) -> list[str]:
-    """The operators whose stored state the new code cannot use as it is: those that are gone, those whose state type,
-    or a record inside it, has other fields, and those that got a migration, or another one. All other changes leave the
-    state as it is."""
+    """The operators whose stored state the new code cannot use: those that are gone, those whose state type, or a
+    record inside it, has other fields (except for new ones with a default), and those that got a migration, or another
+    one. All other changes leave the state as it is."""
     return [name for name, operator in old.operators.items() if not takes_state(operator, name, old, new)]
 
 
@@ -128,19 +150,36 @@ def takes_state(operator: OperatorPrint, name: str, old: Fingerprint, new: Finge
     if MAY_HOLD_ALL not in operator.holds and declared_now and operator.state != now.state:
         return False
     held = old.types if MAY_HOLD_ALL in operator.holds else operator.holds
-    return all(same_fields(old.types.get(kind), new.types.get(kind)) for kind in held)
+    return all(takes_fields(old.types.get(kind), new.types.get(kind)) for kind in held)
 
 
-def same_fields(old: TypePrint | None, new: TypePrint | None) -> bool:
-    return old is not None and new is not None and old.fields == new.fields
+def takes_fields(old: TypePrint | None, new: TypePrint | None) -> bool:
+    """Whether the new type has all fields of the old one as they were, and a default for each other field."""
+    if old is None or new is None:
+        return False
+    known = dict(old.fields)
+    kept = [(name, kind) for name, kind in new.fields if name in known]
+    return kept == old.fields and all(name in known or name in new.defaults for name, _ in new.fields)
+
+
+def added_fields(old: Fingerprint, new: Fingerprint) -> dict[str, list[str]]:
+    """The types with new fields that have a default, and these fields."""
+    found = {}
+    for name, kind in new.types.items():
+        before = old.types.get(name)
+        known = kind.fields if before is None else before.fields
+        names = [each for each, _ in kind.fields if each not in dict(known) and each in kind.defaults]
+        if names:
+            found[name] = names
+    return found
 
 
 # --- differences as text ----------------------------------------------------------------------------------------------
 
 
-def changes(what: str, old: Iterable[str], new: Iterable[str]) -> list[str]:
-    gone = [f"{what} {name} is gone" for name in old if name not in new]
-    return gone + [f"{what} {name} is new" for name in new if name not in old]
+def changes(what: str, old: Iterable[str], new: Iterable[str]) -> list[VersionDifference]:
+    gone = [VersionDifference(f"{what} {name} is gone") for name in old if name not in new]
+    return gone + [VersionDifference(f"{what} {name} is new", True) for name in new if name not in old]
 
 
 def in_operator(old: OperatorPrint, new: OperatorPrint) -> list[str]:
@@ -156,17 +195,30 @@ def in_operator(old: OperatorPrint, new: OperatorPrint) -> list[str]:
     return found
 
 
-def in_type(old: TypePrint, new: TypePrint) -> list[str]:
+def in_type(old: TypePrint, new: TypePrint) -> list[VersionDifference]:
     before, after = dict(old.fields), dict(new.fields)
-    found = changes("field", before, after)
+    found = [VersionDifference(f"field {name} is gone") for name in before if name not in after]
+    for at, name in enumerate(after):
+        if name not in before:
+            found.append(new_field(name, name in new.defaults, at >= len(before)))
     for name, kind in before.items():
         if name in after and after[name] != kind:
-            found.append(f"field {name} is {after[name]}, it was {kind}")
-    if not found and old.fields != new.fields:
-        found.append("its fields are in another order")
+            found.append(VersionDifference(f"field {name} is {after[name]}, it was {kind}"))
+        elif name in after and old.defaults.get(name) != new.defaults.get(name):
+            found.append(VersionDifference(f"field {name}: its default changed"))
+    if [name for name in before if name in after] != [name for name in after if name in before]:
+        found.append(VersionDifference("its fields are in another order"))
     if old.code != new.code:
-        found.append("its code changed")
+        found.append(VersionDifference("its code changed"))
     return found
+
+
+def new_field(name: str, has_default: bool, is_last: bool) -> VersionDifference:
+    if not has_default:
+        return VersionDifference(f"field {name} is new and has no default")
+    if not is_last:  # R(1, 2) means something else now
+        return VersionDifference(f"field {name} is new, and not after the fields that were there")
+    return VersionDifference(f"field {name} is new", True)
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
@@ -177,8 +229,15 @@ def of_function(function: Function, survey: Survey) -> str:
     return digest_of([survey.function(function), hints])
 
 
+def of_type(record: type, survey: Survey) -> TypePrint:
+    defaults = {
+        name: digest_of(survey.default(record, name, given)) for name, (given, _) in defaults_in(record).items()
+    }
+    return TypePrint(fields_of(record), digest_of(survey.methods(record)), defaults)
+
+
 def of_schedule(schedule: Schedule) -> str:
-    called = [stable_repr(value) for value in (schedule.of, *schedule.args)]
+    called = [repr_of(value) for value in (schedule.of, *schedule.args)]
     return f"{schedule.when.text}: {schedule.function}({', '.join(called)})"
 
 
@@ -223,6 +282,31 @@ def type_text(hint: Any) -> str:
         inside = ", ".join("..." if part is Ellipsis else type_text(part) for part in parts)
         return f"{type_text(origin)}[{inside}]"
     return str(hint.__qualname__) if isinstance(hint, type) else stable_repr(hint)
+
+
+def defaults_in(record: type) -> dict[str, tuple[Any, bool]]:
+    """The default of each field that has one, or its factory: then with True."""
+    is_struct = issubclass(record, msgspec.Struct)
+    fields: Any = msgspec.structs.fields(record) if is_struct else dataclasses.fields(cast(Any, record))
+    found = {}
+    for field in fields:
+        for given, is_factory in ((field.default, False), (field.default_factory, True)):
+            if given is not dataclasses.MISSING and given is not msgspec.NODEFAULT:
+                found[field.name] = (given, is_factory)
+    return found
+
+
+def repr_of(value: Any) -> str:
+    """A value as text. A record is shown without fields that are at their default, which its type's print covers: so a
+    new field with a default changes nothing."""
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__}({', '.join(map(repr_of, value))})"
+    if not is_record(type(value)):
+        return stable_repr(value)
+    defaults = {name: repr_of(given() if made else given) for name, (given, made) in defaults_in(type(value)).items()}
+    fields = [(name, repr_of(getattr(value, name, None))) for name, _ in fields_of(type(value))]
+    shown = [f"{name}={text}" for name, text in fields if defaults.get(name) != text]
+    return f"{type(value).__qualname__}({', '.join(shown)})"
 
 
 def stable_repr(value: Any) -> str:

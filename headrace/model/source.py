@@ -8,6 +8,7 @@ which they are found, so cycles are not a problem and no module names are includ
 from __future__ import annotations
 
 import ast
+import dataclasses
 import dis
 import enum
 import functools
@@ -103,8 +104,20 @@ class Survey:
         return Walk(self, value).rows
 
     def methods(self, record: type) -> Plain:
-        """Everything of a record type except its fields' names and types."""
+        """Everything of a record type except its fields: their names, types and defaults."""
         return Walk(self, None, record).rows
+
+    def default(self, record: type, field: str, value: Any) -> Plain:
+        """The default of a field, or its factory: as it is written, and as it is."""
+        for owner in record.__mro__:
+            node = find_class(self.trees.of(owner), owner) if field in annotated(owner) else None
+            given = None if node is None else field_in(node, field)
+            if given is not None:
+                module = inspect.getmodule(owner)
+                scope: Scope = {} if module is None else vars(module)
+                written = SourceDefinition(digest_of(plain(given)), sorted(set(chains_in(given))), scope)
+                return Walk(self, value, written=written).rows
+        return Walk(self, value).rows
 
     # --- used by the walks ---
 
@@ -158,7 +171,7 @@ class Survey:
             scope = {name: value for name, value in vars(cls).items() if is_code(value)}
             scope |= {f"base {number}": base for number, base in enumerate(cls.__bases__)}
             return SourceDefinition("", sorted((name,) for name in scope), scope)
-        node = without_fields(node) if is_record else node
+        node = without_fields(node, annotated(cls)) if is_record else node
         return SourceDefinition(digest_of(plain(node)), sorted(set(chains_in(node))), scope)
 
     def _statements(self, module_name: str, name: str) -> SourceDefinition:
@@ -201,14 +214,19 @@ class Trees:
 class Walk:
     """One walk: the rows of everything that can be reached from one value."""
 
-    def __init__(self, survey: Survey, value: Any, record: type | None = None) -> None:
+    def __init__(
+        self, survey: Survey, value: Any, record: type | None = None, written: SourceDefinition | None = None
+    ) -> None:
         self.survey = survey
         self.rows: list[Plain] = []
         self._numbers: dict[Any, int] = {}
         self._ahead: list[Any] = []
+        bases = set() if record is None else set(record.__mro__)  # their fields are this record's too
         self.rows.append(self.describe(value) if record is None else self._row(record, is_record=True))
+        if written is not None:
+            self.rows.append([written.digest, self._references(written.chains, written.scope)])
         for thing in self._ahead:  # grows during the walk
-            self.rows.append(self._row(thing))
+            self.rows.append(self._row(thing, is_record=thing in bases))
 
     # --- values ---
 
@@ -402,13 +420,29 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
     return body[1:] if is_docstring else body
 
 
-def without_fields(node: ast.ClassDef) -> ast.ClassDef:
-    """Of fields, keep only the defaults."""
+def annotated(cls: type) -> set[str]:
+    """The fields of a dataclass or struct that its own body names."""
+    names = set(getattr(cls, "__struct_fields__", ()))
+    if dataclasses.is_dataclass(cls):
+        names = {field.name for field in dataclasses.fields(cls)}
+    return names & inspect.get_annotations(cls).keys()
+
+
+def field_in(node: ast.ClassDef, name: str) -> ast.expr | None:
+    """The expression after a field's annotation."""
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name) and part.target.id == name:
+            return part.value
+    return None
+
+
+def without_fields(node: ast.ClassDef, fields: set[str]) -> ast.ClassDef:
+    """Without its fields. Of what is annotated and no field, keep the value."""
     body: list[ast.stmt] = []
     for part in node.body:
         if not isinstance(part, ast.AnnAssign):
             body.append(part)
-        elif part.value is not None:
+        elif part.value is not None and not (isinstance(part.target, ast.Name) and part.target.id in fields):
             body.append(ast.Assign([part.target], part.value))
     return ast.ClassDef(node.name, node.bases, node.keywords, body or [ast.Pass()], node.decorator_list)
 
@@ -452,7 +486,7 @@ def holds(node: ast.Lambda, code: CodeType) -> bool:
 
 
 def find_class(tree: ast.Module | None, cls: type) -> ast.ClassDef | None:
-    """The class statement with this name, at this place in the file."""
+    """The class statement with this name, at this place in the file; of several, the last that has its annotations."""
     if tree is None:
         return None
     path = [part for part in cls.__qualname__.split(".") if part != "<locals>"]
@@ -460,7 +494,14 @@ def find_class(tree: ast.Module | None, cls: type) -> ast.ClassDef | None:
     for name in path:
         found = [node for above in found for node in within(above) if getattr(node, "name", None) == name]
     classes = [node for node in found if isinstance(node, ast.ClassDef)]
+    named = list(inspect.get_annotations(cls))
+    classes = [node for node in classes if annotations_in(node) == named] or classes
     return classes[-1] if classes else None
+
+
+def annotations_in(node: ast.ClassDef) -> list[str]:
+    parts = (part.target for part in node.body if isinstance(part, ast.AnnAssign))
+    return [target.id for target in parts if isinstance(target, ast.Name)]
 
 
 def within(node: ast.AST) -> Iterator[ast.AST]:

@@ -6,6 +6,7 @@ The others (answers that differ, terms out of order, an answer without a request
 from __future__ import annotations
 
 from collections import Counter
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from headrace.core.admission import Admission
@@ -18,6 +19,7 @@ from headrace.sim.promises import Logbook, LogRow
 from headrace.sim.timer_check import TimerCheck
 from headrace.sim.workload import Spin, Workload
 from headrace.wire.messages import Failure, Response
+from headrace.wire.renewal import renew, same_renewed
 from headrace.wire.values import WRAP_BYTES, Values, is_wrapped, written_us
 
 State = dict[Entity, Any]
@@ -118,7 +120,8 @@ def check_call(logged: LogRow, row: HistoryRow, admission: Admission) -> list[st
     batch = admission.admit(FromClient([row.request_id]), [row.call])
     asked = (batch.entries[0], batch.keys[0], batch.args[0])
     found = (epoch.entries[at], epoch.keys[at], epoch.args[at])
-    if asked[0] is found[0] and repr(asked[1:]) == repr(found[1:]):
+    is_same = asked[0] is found[0] and repr(asked[1]) == repr(found[1]) and len(asked[2]) == len(found[2])
+    if is_same and all(map(same_renewed, found[2], asked[2], repeat(admission.program.values))):
         return []
     return [f"{row.request_id} asked for {asked[0].name}{asked[1:]!r}, the log has {found[0].name}{found[1:]!r}"]
 
@@ -317,6 +320,8 @@ def is_found(
 
 
 def canonical(sealed: Any, values: Values) -> bytes:
+    """The state as the newest version of the app encodes it."""
+    sealed = renew(sealed, values)
     if is_wrapped(sealed):
         return stamped(bytes(sealed[WRAP_BYTES:]), written_us(sealed))
     return sealed if type(sealed) is bytes else values.encode(sealed)

@@ -23,8 +23,7 @@ from headrace.core.origin import FromClient, FromSource
 from headrace.durability.identity import create_identity, identity_of
 from headrace.durability.keeper import PendingRecord, StoreWork
 from headrace.durability.recovery import OpenedStore
-from headrace.errors import Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
-from headrace.model.fingerprint import Fingerprint
+from headrace.errors import AppChanged, Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
 from headrace.sim.disk import Crashed, SimStore
 from headrace.sim.node import SimNode
 from headrace.wire.messages import RequestIds
@@ -39,8 +38,9 @@ Token = tuple[Callable[[Any], None], bool, Callable[[], bool]]
 
 
 class CoordinatorProcess:
-    def __init__(self, world: World, number: int, config: Config, workers: int, mode: str) -> None:
+    def __init__(self, world: World, number: int, config: Config, workers: int, mode: str, version: int = 0) -> None:
         """With 0 workers it is an engine without workers, which runs everything itself."""
+        self.version, self.app = version, world.workload.apps[version]
         self.world, self.number, self.config = world, number, config
         self.wanted_workers, self.mode = workers, mode
         self.node = SimNode(self, 0, 1, None, world.new_clock())
@@ -88,22 +88,27 @@ class CoordinatorProcess:
         return True
 
     def _new_core(self, is_durable: bool, seed: int, term: int) -> Engine:
-        app, config = self.world.workload.app, self.config
+        app, config = self.app, self.config
         if not self.wanted_workers:
             return Engine(app, config, is_durable=is_durable, seed=seed)
         return on_workers(app, config, self.wanted_workers, self.mode, is_durable=is_durable, seed=seed, term=term)
 
     def _recover(self) -> None:
-        world, app = self.world, self.world.workload.app
+        world, app = self.world, self.app
         store = self.store = SimStore(world.disk, f"coordinator {self.number}", self._before_operation)
         if identity_of(store) is None:
             create_identity(store, app, self.config, cluster="sim", seed=world.parameters.seed)
         for operator in app.operators.values():  # may be turned on and off at every start
             operator.changes = world.changes.random() < world.parameters.changes
-        opened_store = self.opened_store = OpenedStore(store, app, self.config, Fingerprint(app.name, {}, {}, {}))
+        opened_store = self.opened_store = OpenedStore(store, app, self.config, world.workload.print_of(self.version))
         core = self._new_core(True, opened_store.seed, opened_store.log.term)
         world.workload.hooks.watch(None)
         opened_store.restore(core)
+        inherited = [epoch for epoch in core.backlog if epoch.is_inherited]
+        if inherited:
+            world.probe("started a newer version that had to replay an older one's epochs")
+        if any(epoch.final_rows for epoch in inherited):
+            world.probe("compared an older version's replies")
         if core.deferred.spent:
             world.probe("started with firings that had aborted")
         if world.workload.hooks.is_stuck:
@@ -122,6 +127,12 @@ class CoordinatorProcess:
             world.end(self)
         except (LogBroken, SnapshotBroken, WrongStore) as error:
             world.violate(f"{self.node.name} {what}: nothing durable is ever lost here, and yet {error!r}")
+            world.end(self)
+        except AppChanged as error:
+            if self.version == max(process.version for process in world.processes):
+                raise world.broken(f"{self.node.name} raised {error!r} in its {what}") from error
+            world.note(f"{self.node.name} ends, {what}: a newer version ran meanwhile")
+            world.fault(f"{what} failed, a newer version ran")
             world.end(self)
         except (StoreError, Fenced) as error:
             world.note(f"{self.node.name} ends, {what}: {error!r}")
@@ -255,6 +266,7 @@ class CoordinatorProcess:
             self.world.fault("requests to a coordinator that is gone")
             return
         origin = FromClient(ids) if source is None else FromSource(ids, *source)
+        calls = self.world.workload.for_version(self.version, calls)
         self.gathered.append((token, self.admission.admit(origin, calls)))
         if len(self.gathered) == 1:
             self.world.after(self.world.schedule.choice((0, 0, 200)), self._hand_over)

@@ -13,6 +13,7 @@ from headrace.core import (
     events,
     journal,
     log_records,
+    outcome,
     restore,
     sequencing,
     source_batches,
@@ -20,12 +21,13 @@ from headrace.core import (
 )
 from headrace.core.later import deferred
 from headrace.core.ordered import executor
-from headrace.durability import keeper, recovery
+from headrace.durability import keeper, migration, recovery
 from headrace.durability.log import changelog, frames, log, records, segments, takeover
 from headrace.durability.snapshots import layers, manifests, snapshots
 from headrace.model import cron
 from headrace.sim.mutants import Mutant
 from headrace.sim.writers import simulate_writers
+from headrace.wire.values import same
 
 # --- the journal ------------------------------------------------------------------------------------------------------
 
@@ -378,6 +380,19 @@ def leaps_over_gaps(right: Any) -> Any:
     return start
 
 
+# --- newer versions of the app ----------------------------------------------------------------------------------------
+
+
+def compares_bytes(right: Any) -> Any:
+    """A field that an older version did not have counts as a difference."""
+    return lambda older, now, values: same(older, now)
+
+
+def fills_in_nothing(right: Any) -> Any:
+    """The state stays as the older version wrote it."""
+    return lambda tables, *given: tables
+
+
 DURABLE_MUTANTS = (
     Mutant("a reply leaves before its record is durable", journal.Journal, "covers", answers_at_once, 1),
     Mutant("a reply does not wait for decrees and responses", journal.Journal, "covers", forgets_decrees, 10),
@@ -409,6 +424,10 @@ DURABLE_MUTANTS = (
     Mutant("changes are kept before all were told", coordinator.Coordinator, "_expect_changes", hears_one_less, 3),
     Mutant("changes begin with what they ended with", state.State, "take_changes", looks_too_late, 2),
     Mutant("a changelog hides that it was off", changelog.ChangeWriter, "start", leaps_over_gaps, 32),
+    Mutant("a reply of an older version counts as another", outcome, "same_renewed", compares_bytes, 60),
+    Mutant("a call of an older version counts as another", engine, "same_renewed", compares_bytes, 38),
+    Mutant("a change of an older version counts as another", changelog, "same_renewed", compares_bytes, 260),
+    Mutant("the state of an older version stays as it was", migration, "fill", fills_in_nothing, 451),
     Mutant("the log has no fence", log.Log, "_check_fence", never_looks, 4),
     Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends),
     Mutant("the log is not synced", log.Log, "_grow", never_syncs),

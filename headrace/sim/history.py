@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from headrace.wire.messages import Answers, Failure, id_of
+from headrace.wire.renewal import renew
+from headrace.wire.values import Values
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -53,8 +55,8 @@ class StateRead:
 
 
 class History:
-    def __init__(self, unseal: Callable[[Any], Any], violate: Callable[[str], None]) -> None:
-        self.unseal, self.violate = unseal, violate
+    def __init__(self, values: Values, violate: Callable[[str], None]) -> None:
+        self.values, self.violate = values, violate  # values: of the newest version of the app
         self.instant = 0
         self.rows: dict[str, HistoryRow] = {}
         self.reads: list[StateRead] = []
@@ -69,7 +71,8 @@ class History:
             self.rows[request_id] = HistoryRow(request_id, call, self.now(), is_bad)
 
     def answer(self, answers: Answers) -> None:
-        """Answers are sent. A request id must get the same answer each time."""
+        """Answers are sent. A request id must get the same answer each time; a field that an older version of the app
+        did not have counts as its default."""
         columns = (answers.tids, answers.epochs, answers.results)
         lengths = {*map(len, columns), *([] if isinstance(answers.ids, str) else [len(answers.ids)])}
         if len(lengths) > 1:
@@ -81,14 +84,14 @@ class History:
             if row is None:
                 self.violate(f"an answer for {request_id!r}, which no client sent")
                 continue
-            data = _encode((tid, epoch, result, failure))
+            data = _encode((tid, epoch, renew(result, self.values), failure))
             if row.answered:
                 self.repeats += 1
                 if data != row.data:
                     self.violate(f"{request_id} was answered {row.data!r}, and then {data!r}")
                 continue
             row.answered, row.data = self.now(), data
-            row.tid, row.epoch, row.failure, row.result = tid, epoch, failure, self.unseal(result)
+            row.tid, row.epoch, row.failure, row.result = tid, epoch, failure, self.values.unseal(result)
 
     def in_order(self) -> list[HistoryRow]:
         """The logged requests, in the order of the log."""

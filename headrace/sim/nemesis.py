@@ -200,7 +200,7 @@ class Nemesis:
 
     def look(self) -> None:
         world = self.world
-        operators = list(world.workload.app.operators)
+        operators = list(world.workload.apps[0].operators)
         rows = [row for row in world.history.rows.values() if not row.is_bad]
         operator, key = None, None
         if self.rng.random() < 0.6:

@@ -135,6 +135,11 @@ def draw_workload(seed: int, store: str, drawn: str) -> str:
     return "outside" if is_outside and store != "none" else drawn
 
 
+def draw_versions(seed: int, store: str) -> bool:
+    """Whether later coordinators may run newer versions of the app. Without a store there is nothing to inherit."""
+    return random.Random(f"headrace {seed} versions").random() < 0.12 and store != "none"
+
+
 def draw_transactions(seed: int, workload: str, drawn: int, misbehaviour: bool) -> int:
     """How many transactions; for programs sometimes so many that an epoch has hundreds. Fewer if half of them may
     overrun: each time, all epochs since the last copy of the state run again."""
@@ -235,6 +240,7 @@ def draw(seed: int) -> Parameters:
     if is_engine:
         faults = dataclasses.replace(faults, misbehaviour=False, rescales=0)
     workload = draw_workload(seed, store, rng.choice(WORKLOADS))
+    workload = "versions" if draw_versions(seed, store) else workload
     if workload == "outside" and faults != Faults():
         late, crashes = draw_late(seed)
         limits, faults = limits | late, dataclasses.replace(faults, snapshot_crashes=crashes)

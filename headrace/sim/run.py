@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.core.program import Program
 from headrace.sim.changelog_check import check_changelog, check_changes
 from headrace.sim.check import Reference, check_history, check_rest
 from headrace.sim.clients import SimClient
@@ -29,6 +30,7 @@ PROBES = (  # what some runs must have seen, else the runs prove little
     "asked again after the answer",
     "changelogs begun",
     "changes kept",
+    "compared an older version's replies",
     "copies of the state",
     "external calls",
     "failure aborted",
@@ -49,6 +51,7 @@ PROBES = (  # what some runs must have seen, else the runs prove little
     "schedules fired",
     "schedules whose firing aborted",
     "snapshots",
+    "started a newer version that had to replay an older one's epochs",
     "started with firings that had aborted",
     "state read while others run",
     "timers fired",
@@ -214,6 +217,8 @@ class Simulation:
     def check(self) -> None:
         world, app, config = self.world, self.workload.app, self.parameters.config
         program = world.coordinator.core.program
+        if program.app is not app:  # an older version was the last to run
+            program = Program(app, config)
         oracle = Oracle(program.values, config.calls_max, config.depth_max, app=app, seed=self.parameters.seed)
         log = Reference.of_history(world.history)
         if world.is_durable:

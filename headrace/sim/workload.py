@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from headrace.model.app import App
+from headrace.model.fingerprint import Fingerprint
 
 Call = tuple[Any, ...]  # (function, key, *args)
 
@@ -48,6 +49,18 @@ class Workload(ABC):
 
     def __init__(self, app: App) -> None:
         self.app, self.hooks = app, Hooks()
+
+    @property
+    def apps(self) -> list[App]:
+        """The versions of the app, oldest first; `app` is the newest."""
+        return [self.app]
+
+    def print_of(self, version: int) -> Fingerprint:
+        return Fingerprint(self.app.name, {}, {}, {})
+
+    def for_version(self, version: int, calls: list[Call]) -> list[Call]:
+        """The calls as a client of this version makes them."""
+        return calls
 
     @abstractmethod
     def call(self, rng: random.Random) -> Call:

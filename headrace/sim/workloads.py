@@ -12,6 +12,7 @@ from headrace.model.app import App
 from headrace.sim import elle
 from headrace.sim.outside import Outside
 from headrace.sim.programs import Programs
+from headrace.sim.versions import Versions
 from headrace.sim.workload import Call, Workload
 
 START, MOST = 100, 160  # balance of an account: at first, and at most
@@ -208,9 +209,10 @@ def register_append(app: App) -> dict[str, Any]:
     return {"run_all": run_all, "send_all": send_all}
 
 
-WORKLOADS: dict[str, type[Bank] | type[ListAppends] | type[Outside] | type[Programs]] = {
+WORKLOADS: dict[str, type[Bank] | type[ListAppends] | type[Outside] | type[Programs] | type[Versions]] = {
     "bank": Bank,
     "append": ListAppends,
     "outside": Outside,
     "programs": Programs,
+    "versions": Versions,
 }

@@ -75,6 +75,7 @@ class World:
         self.settings = parameters.rng("settings")
         self.changes = parameters.rng("changes")
         self.outside_rng = parameters.rng("outside")
+        self.versions = parameters.rng("versions")
         self.now_us = 1_000_000
         self.heap: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.pushed = self.events = self.effects = self.nested = 0
@@ -100,7 +101,7 @@ class World:
             parameters.rng("disk"), parameters.faults.of_disk, parameters.store != "objects", self._later, self.fault
         )
         self.archive = Archive(self)
-        self.history = History(values_of(workload.app, parameters.config).unseal, self.violate)
+        self.history = History(values_of(workload.app, parameters.config), self.violate)
         self.network = SimNetwork(self, parameters.rng("network"))
 
     # --- used by the other modules ---
@@ -186,7 +187,7 @@ class World:
         if number > STARTS_MAX // 2:  # a failed start leaves segments that the next one reads: none would come through
             self.disk.is_calm = True
         config, workers, mode = self.parameters.settings(self.settings, number, self.is_chaos)
-        process = CoordinatorProcess(self, number, config, workers, mode)
+        process = CoordinatorProcess(self, number, config, workers, mode, self._next_version())
         self.processes.append(process)
         self.note(f"coordinator {number} starts, {workers} workers, {mode}")
         self.on_open(process)
@@ -197,6 +198,12 @@ class World:
                 self.fault("coordinators superseded")
             self.process = process
         self.step(process.node, None)
+
+    def _next_version(self) -> int:
+        """The version of the app that the next coordinator runs: that of the last one, or a newer one."""
+        known = self.processes[-1].version if self.processes else 0
+        newest = len(self.workload.apps) - 1
+        return known if known == newest or self.versions.random() < 0.5 else self.versions.randint(known + 1, newest)
 
     def end(self, process: CoordinatorProcess) -> None:
         """Ends the process; a supervisor starts another one, unless one was started already."""
@@ -318,7 +325,7 @@ class World:
         number, process = effect.worker, node.process
         self._dismiss(process, number)
         process.incarnations[number] += 1
-        core = Worker(self.workload.app, process.config, number, program=process.core.program, term=effect.term)
+        core = Worker(process.app, process.config, number, program=process.core.program, term=effect.term)
         fresh = process.workers[number] = SimNode(process, number, process.incarnations[number], core, self.new_clock())
         self.on_start(fresh)
         return b"%d" % number

@@ -29,6 +29,7 @@ from headrace.wire.types import (
     DictType,
     Fault,
     ListType,
+    Room,
     ScalarType,
     Source,
     UnionType,
@@ -78,7 +79,7 @@ class Codec:
 
     def fault(self, value: Any) -> str | None:
         """What is wrong with the value, if it does not have the type."""
-        found = None if self.exactly(value) else self.type.fault(value)
+        found = None if self.exactly(value) else self.type.fault(value, Room(self.values.bytes_max))
         return None if found is None else describe(found, self.type)
 
     def check(self, value: Any) -> None:
@@ -88,10 +89,7 @@ class Codec:
             raise BadValue(trouble)
 
     def _seal_checked(self, value: Any) -> Any:
-        if not self.exactly(value):
-            found = self.type.fault(value)
-            if found is not None:
-                raise BadValue(describe(found, self.type))
+        self.check(value)
         return self.values.seal(value)
 
     def _seal_plain(self, value: Any) -> Any:
@@ -117,6 +115,14 @@ class Codec:
         source.names |= {"FAILURES": (*FAILURES, AttributeError), **names}
         lines = template.format(test=form.record.test("v", source, False)).splitlines()
         return compile_function(source, lines, name)
+
+
+def codec_for(hint: Any, values: Values) -> Codec:
+    """The codec of a type, made once for these values. Raises `Unsupported`."""
+    found = values.codecs.get(hint)
+    if found is None:
+        found = values.codecs[hint] = Codec(values.hints.type_of(hint), values)
+    return found
 
 
 def remembering(

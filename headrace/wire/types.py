@@ -2,7 +2,7 @@
 
 A declared type is a type hint that was read (`wire/hints.py`). It can say two things about a value:
 
-- `fault(value)`: where the value differs from the type, or None. It walks the value, and is the definition.
+- `fault(value, room)`: where the value differs from the type, or None. It walks the value, and is the definition.
 - `exactly(value)`, compiled by `compile_check`: whether the value has the type, and msgspec can encode it and decode it
   by this type without a loss. It is much faster, and the common case. After False, `fault` decides.
 
@@ -108,8 +108,8 @@ class DeclaredType:
     def __init__(self, text: str) -> None:
         self.text = text
 
-    def fault(self, value: Any) -> Fault | None:
-        """Where the value differs from the type."""
+    def fault(self, value: Any, room: Room) -> Fault | None:
+        """Where the value differs from the type; None also if there is no room to look any further."""
         raise NotImplementedError
 
     def test(self, v: str, source: Source, counted: bool) -> str:
@@ -126,7 +126,7 @@ class DeclaredType:
 class AnyType(DeclaredType):
     is_immutable, takes_int = False, True
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         return None  # whether it can be carried is checked when it is encoded
 
     def test(self, v: str, source: Source, counted: bool) -> str:
@@ -140,8 +140,9 @@ class ScalarType(DeclaredType):
         super().__init__("None" if kind is type(None) else kind.__name__)
         self.kind, self.takes_int = kind, kind in (int, float)
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         if type(value) is self.kind or (self.kind is float and type(value) is int):
+            room.take(len(value) if isinstance(value, str | bytes) else 0)
             return None
         return Fault("", self.text, value)
 
@@ -161,7 +162,7 @@ class TextType(DeclaredType):
         super().__init__(kind.__name__)
         self.kind = kind
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         return None if type(value) is self.kind else Fault("", self.text, value)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
@@ -177,7 +178,7 @@ class DatetimeType(DeclaredType):
     def __init__(self) -> None:
         super().__init__("datetime")
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         return None if type(value) is datetime.datetime else Fault("", self.text, value)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
@@ -200,11 +201,11 @@ class ListType(DeclaredType):
         self.kind, self.item, self.depth = kind, item, deeper(item.depth)
         self.is_native, self.is_immutable = item.is_native, kind is tuple and item.is_immutable
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         if type(value) is not self.kind:
             return Fault("", self.text, value)
         items: Any = value
-        return first((f"[{at}]", self.item.fault(each)) for at, each in enumerate(items))
+        return first(((f"[{at}]", self.item.fault(each, room)) for at, each in enumerate(items)), room)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
         def body() -> Iterable[str]:
@@ -234,11 +235,11 @@ class TupleType(DeclaredType):
         self.is_native = all(each.is_native for each in items)
         self.is_immutable = all(each.is_immutable for each in items)
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         if type(value) is not tuple or len(value) != len(self.items):
             return Fault("", self.text, value)
         pairs = zip(self.items, value, strict=True)
-        return first(((f"[{at}]", item.fault(each)) for at, (item, each) in enumerate(pairs)))
+        return first(((f"[{at}]", item.fault(each, room)) for at, (item, each) in enumerate(pairs)), room)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
         counted_inside = counted or self.has_parts
@@ -262,11 +263,13 @@ class DictType(DeclaredType):
         super().__init__(f"dict[{key.text}, {item.text}]")
         self.key, self.item, self.depth, self.is_native = key, item, deeper(item.depth), item.is_native
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         if type(value) is not dict:
             return Fault("", self.text, value)
         for key, item in value.items():
-            found = self.key.fault(key) or self.item.fault(item)
+            found = self.key.fault(key, room) or self.item.fault(item, room)
+            if not room.take(0):
+                return None
             if found is not None:
                 return found.within(f"[{key!r}]" if type(key) in SCALARS else "[...]")
         return None
@@ -303,13 +306,13 @@ class DeclaredRecord(DeclaredType):
         self.is_native = is_plain_record(self.cls) and all(each.is_native for each in fields.values())
         self.is_immutable = is_frozen(self.cls) and all(each.is_immutable for each in fields.values())
 
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         if type(value) is not self.cls:
             return Fault("", self.text, value)
         for name, each in self.fields.items():
             if not hasattr(value, name):
                 return Fault(f".{name}", each.text, ABSENT)
-            found = each.fault(getattr(value, name))
+            found = each.fault(getattr(value, name), room)
             if found is not None:
                 return found.within(f".{name}")
         return None
@@ -361,8 +364,8 @@ class UnionType(DeclaredType):
         is_text = any(isinstance(each, TextType | DatetimeType) for each in lifted)
         return len(lifted) <= 1 and not (is_text and str in others) and len(self.members) - len(others) <= 1
 
-    def fault(self, value: Any) -> Fault | None:
-        faults = [each.fault(value) for each in self.members]
+    def fault(self, value: Any, room: Room) -> Fault | None:
+        faults = [each.fault(value, room) for each in self.members]
         if None in faults:
             return None
         deep = [found for found in faults if found is not None and found.path]
@@ -381,12 +384,14 @@ class LiteralType(DeclaredType):
         super().__init__(f"Literal[{', '.join(map(repr, values))}]")
         self.values = values
 
-    def fault(self, value: Any) -> Fault | None:
-        is_one = any(type(value) is type(each) and value == each for each in self.values)
-        return None if is_one else Fault("", self.text, value)
+    def fault(self, value: Any, room: Room) -> Fault | None:
+        return None if self.accepts(value) else Fault("", self.text, value)
+
+    def accepts(self, value: Any) -> bool:
+        return any(type(value) is type(each) and value == each for each in self.values)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
-        return f"{source.name(self.fault)}({v}) is None"
+        return f"{source.name(self.accepts)}({v})"
 
 
 class ConstrainedType(DeclaredType):
@@ -397,8 +402,8 @@ class ConstrainedType(DeclaredType):
         self.base, self.accepts, self.depth, self.has_parts = base, accepts, base.depth, base.has_parts
         self.is_native, self.is_immutable = base.is_native, base.is_immutable
 
-    def fault(self, value: Any) -> Fault | None:
-        found = self.base.fault(value)
+    def fault(self, value: Any, room: Room) -> Fault | None:
+        found = self.base.fault(value, room)
         if found is not None:
             return found if found.path else Fault("", self.text, value)
         return None if self.accepts(value) else Fault("", self.text, value)
@@ -411,7 +416,7 @@ class ConstrainedType(DeclaredType):
 
 
 class NeverType(DeclaredType):
-    def fault(self, value: Any) -> Fault | None:
+    def fault(self, value: Any, room: Room) -> Fault | None:
         return Fault("", self.text, value)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
@@ -439,10 +444,12 @@ def deepest(*depths: int | None) -> int | None:
     return None if None in depths else max(depths, default=0)  # type: ignore[type-var]
 
 
-def first(faults: Iterable[tuple[str, Fault | None]]) -> Fault | None:
+def first(faults: Iterable[tuple[str, Fault | None]], room: Room) -> Fault | None:
     for step, found in faults:
         if found is not None:
             return found.within(step)
+        if not room.take(0):
+            return None
     return None
 
 

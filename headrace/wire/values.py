@@ -25,6 +25,7 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from headrace.errors import BadKey, BadValue, TooLarge
+from headrace.wire.defaults import complete, defaults_of
 from headrace.wire.hints import Hints
 from headrace.wire.native_form import (
     NATIVE_KEY,
@@ -89,6 +90,7 @@ class Values:
         self.records: dict[type, RecordType] = {cls: record_of(cls) for cls in records}
         self.by_name: dict[str, RecordType] = {record.name: record for record in self.records.values()}
         self.hints = Hints()
+        self.codecs: dict[Any, Any] = {}  # of declared types: see `wire/typed_values.py`
         self._natives: dict[str, NativeForm] = {}
         self._encode = self.encode_plain = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(ext_hook=self._from_ext).decode
@@ -162,6 +164,8 @@ class Values:
             if not isinstance(of, DeclaredRecord) or not of.is_native:  # it was, in an older version of the app
                 return record.build(lifted(lift, fields))
             form = self.native_form(of)
+        if not data.startswith(form.head):  # of an older version of the app
+            complete(name, fields, self.by_name[name].fields, defaults_of(form.cls))
         return form.decode(data)
 
     def _lower(self, value: Any, depth: int, room: list[int]) -> Any:
@@ -391,14 +395,17 @@ def record_of(cls: type) -> RecordType:
     if issubclass(cls, msgspec.Struct):
         if hasattr(cls, "__post_init__"):
             raise BadValue(f"the struct {name} has a __post_init__, which would run again each time: use a dataclass")
+        defaults_of(cls)  # refuses a default that is shared; the struct fills in the others itself
         return RecordType(cls, name, cls.__struct_fields__, lambda fields: cls(**fields))
     if not dataclasses.is_dataclass(cls):
         raise BadValue(f"{name} is neither a dataclass nor a msgspec struct")
-    names = tuple(field.name for field in dataclasses.fields(cls))
+    names, defaults = tuple(field.name for field in dataclasses.fields(cls)), defaults_of(cls)
 
     def build(fields: dict[str, Any]) -> Any:
         # Rebuilt without __init__: it may compute, check or count, and it did so when the value was made.
         made = object.__new__(cls)
+        if len(fields) != len(names):  # fields were added since
+            fields = complete(name, fields, names, defaults)
         for field in names:
             object.__setattr__(made, field, fields[field])
         return made

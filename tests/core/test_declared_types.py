@@ -357,6 +357,17 @@ def test_a_type_without_a_codec_is_refused_when_the_app_starts(hint: Any, says: 
         assert where in str(caught.value)
 
 
+def test_a_default_of_another_type_is_refused_when_the_app_starts() -> None:
+    app = App("defaults")
+
+    def take(ctx: Context, text: Any = None) -> None: ...
+
+    take.__annotations__["text"] = str
+    app.operator("box").register(take)
+    with pytest.raises(ModelError, match=r"box.take: the default of parameter 'text': wanted str, found None"):
+        Program(app, Config())
+
+
 def test_a_record_that_grows_past_the_limit_aborts_and_leaves_the_state() -> None:
     app = App("grown")
     box = app.operator("box", state=Order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import random
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from headrace.durability.inbox.dead_letters import dead_letter_names, read_dead_
 from headrace.durability.inbox.inbox import ClosedBatch, held, waiting
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken
+from headrace.model.fingerprint import fingerprint
 from tests.durability.hand import memory
 from tests.durability.inbox_world import Engine, close, dead_rows, log_batch, notes, settle, start, table
 
@@ -283,3 +285,62 @@ def close_in_log(store: Store) -> ClosedBatch:
     closed = close(store, 0, table([1, 2, 3]))
     log_batch(engine, 0)
     return closed
+
+
+@dataclasses.dataclass
+class Parcel:
+    weight: int
+
+
+Narrow = Parcel
+
+
+@dataclasses.dataclass
+class Parcel:  # type: ignore[no-redef] # the next version
+    weight: int
+    colour: str = "grey"
+
+
+def depot(number: int) -> App:
+    """The second has one more field with a default, and one more function."""
+    made, kind = App("depot"), Narrow if number == 1 else Parcel
+    depot = made.operator("depot")
+
+    def take_in(ctx: Context, parcel: Any) -> str:
+        ctx.put([*ctx.get([]), parcel])
+        return f"{parcel.weight}"
+
+    take_in.__annotations__["parcel"] = kind
+    depot.register(take_in)
+    if number == 2:
+
+        @depot.register
+        def weigh(ctx: Context) -> int:
+            return len(ctx.get([]))
+
+    return made
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("epochs", range(5))
+def test_a_logged_batch_gives_newer_code_the_calls_of_then(epochs: int, workers: int) -> None:
+    """A row that was refused stays refused, though its function exists now; a field that did not exist was not set."""
+    store = memory()
+    old, new = depot(1), depot(2)
+    assert fingerprint(old).obstacles(fingerprint(new)) == []
+    messages = [
+        b'{"function": "depot.take_in", "key": "a", "args": [{"weight": 1}]}',
+        b'{"function": "depot.weigh", "key": "a"}',
+        b'{"function": "depot.take_in", "key": "a", "args": [{"weight": 2, "colour": "red"}]}',
+        b'{"function": "depot.take_in", "key": "a", "args": [{"weight": 3}]}',
+    ]
+    engine = start(store, old, epoch_transactions_max=1)
+    close(store, 0, pa.table({"call": pa.array(messages, pa.binary())}), function="")
+    log_batch(engine, epochs)
+    assert dead_rows(store) == [("q", 0, 1)]
+    engine = settle(Engine(store, random.Random(1), {}, workers, new))
+    assert engine.hand.state() == {("depot", "a"): [Parcel(1), Parcel(2), Parcel(3)]}
+    assert dead_rows(store) == [("q", 0, 1)]
+    assert (held(store), waiting(store)) == (set(), [])
+    close(store, 1, pa.table({"call": pa.array(messages[1:3], pa.binary())}), function="")
+    assert settle(engine).hand.state()["depot", "a"][-1] == Parcel(2, "red"), "from then on it is"

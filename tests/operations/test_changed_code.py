@@ -76,7 +76,8 @@ def test_code_that_was_closed_in_peace_may_be_changed_at_once(
         assert runtime.client.call("wallet.pay_in", "ada", 12) == 20
 
 
-WIDER = SHOP.replace("money: int = 0", 'money: int = 0\n        owner: str = "nobody"')
+WIDER = SHOP.replace("money: int = 0", "money: int = 0\n        owner: str = dataclasses.field(kw_only=True)")
+WIDER = WIDER.replace("Wallet()", 'Wallet(owner="nobody")')
 
 
 def test_a_changed_state_type_needs_a_migration(
@@ -86,13 +87,46 @@ def test_a_changed_state_type_needs_a_migration(
     assert headrace("upgrade", old, "--store", store)[0] == 0
     _, wider = app_of(WIDER)
     with unchanged(store):
-        refused(store, AppChanged, "'wallet'", "field owner is new", "migrate=function", app=wider)
-    hooked = WIDER.replace("state=Wallet", "state=Wallet, migrate=lambda key, old: Wallet(old['money'] * 100, key)")
+        refused(store, AppChanged, "'wallet'", "field owner is new and has no default", "migrate=function", app=wider)
+    hooked = WIDER.replace(
+        "state=Wallet", "state=Wallet, migrate=lambda key, old: Wallet(old['money'] * 100, owner=key)"
+    )
     _, with_migration = app_of(hooked)
     for money in (2010, 2020):
         with Runtime(with_migration, store=store) as runtime:
             assert runtime.client.call("wallet.pay_in", "ada", 11) == money
             assert runtime.get("wallet", "ada").owner == "ada"
+
+
+LARGER = SHOP.replace("money: int = 0", 'money: int = 0\n        owner: str = "nobody"')
+LARGER += "    @wallet.register\n    def owner_of(ctx) -> str:\n        return ctx.get().owner\n"
+LARGER += "    app.operator('shelf')\n    app.every(3_600, owner_of, 'ada')\n"
+
+
+def test_what_only_adds_starts_at_once_after_a_crash(
+    headrace: Callable[..., Said], app_of: Callable[[str], tuple[str, App]], shop: tuple[str, Path]
+) -> None:
+    _, store = shop
+    target, larger = app_of(LARGER)
+    code, said, _ = headrace("verify", target, "--store", store, "--json")
+    assert (code, json.loads(said)["differences"]) == (0, [])
+    runtime = Runtime(larger, store=store)
+    assert runtime.client.call("wallet.owner_of", "ada") == "nobody"
+    assert runtime.client.call("wallet.pay_in", "ada", 11) == 30
+    crash(runtime)
+    with Runtime(larger, store=store) as runtime:
+        assert runtime.get("wallet", "ada").money == 30
+    refused(store, AppChanged, "field owner is gone", "migrate=function", app=app_of(SHOP)[1])
+
+
+def test_a_renamed_field_is_refused_and_the_refusal_says_what_to_write(
+    headrace: Callable[..., Said], app_of: Callable[[str], tuple[str, App]], shop: tuple[str, Path]
+) -> None:
+    old, store = shop
+    assert headrace("upgrade", old, "--store", store)[0] == 0
+    with unchanged(store):
+        renamed = app_of(SHOP.replace("money", "cents"))[1]
+        refused(store, AppChanged, "field money is gone", "field cents is new", "migrate=function", app=renamed)
 
 
 def test_an_operator_that_is_gone_needs_a_word(
@@ -128,7 +162,9 @@ def test_time_travel_over_a_migration_needs_the_code_of_its_epoch(
 ) -> None:
     old, store = shop
     assert headrace("upgrade", old, "--store", store)[0] == 0
-    source = WIDER.replace("state=Wallet", "state=Wallet, migrate=lambda key, old: Wallet(old['money'] * 100, key)")
+    source = WIDER.replace(
+        "state=Wallet", "state=Wallet, migrate=lambda key, old: Wallet(old['money'] * 100, owner=key)"
+    )
     new, app = app_of(source + "    @wallet.register\n    def look(ctx) -> int:\n        return ctx.get().money\n")
     runtime = Runtime(app, store=store)
     runtime.client.call("wallet.pay_in", "ada", 11)

@@ -67,4 +67,53 @@ MISTAKES = (
         "    def put(self, value: S) -> None:\n",
         "    def put(self, value: Any) -> None:\n",
     ),
+    Mistake(
+        "A state, delta or result of another type than the declared one aborts, with the same message in every mode.",
+        "headrace/core/ordered/repair.py",
+        "            return call.binding.seal(result) if call.order[1] == order.ROOT else None\n",
+        "            return self.values.seal(result) if call.order[1] == order.ROOT else None\n",
+        (
+            (
+                "headrace/core/ordered/executor.py",
+                "result = binding.seal(result) if place is order.ROOT else",
+                "result = self.values.seal(result) if place is order.ROOT else",
+            ),
+        ),
+    ),
+    Mistake(
+        "A value is refused exactly if it does not have the declared type, with all its parts.",
+        "headrace/wire/types.py",
+        '        test = f"type({v}) is {self.text}"\n',
+        '        test = f"isinstance({v}, {self.text})"\n',
+    ),
+    Mistake(
+        "The error names the field, the type wanted and the value found.",
+        "headrace/wire/types.py",
+        '                return found.within(f".{name}")\n',
+        "                return found\n",
+    ),
+    Mistake(
+        "A value of a declared type comes back with the same types, all the way down.",
+        "headrace/wire/types.py",
+        "and {v}.tzinfo in {zones} and not {v}.fold",
+        "and not {v}.fold",
+    ),
+    Mistake(
+        "Readers without the app's classes see the same, whatever the form of a record.",
+        "headrace/wire/types.py",
+        '            return ["tuple", inner]\n',
+        '            return None if inner is None else ["list", inner]\n',
+    ),
+    Mistake(
+        "A type whose values cannot be carried is refused when the app starts.",
+        "headrace/wire/hints.py",
+        '        raise Unsupported(f"{name_of(hint)} is not supported for values{advice(origin)}")\n',
+        '        return AnyType("Any")\n',
+    ),
+    Mistake(
+        "`partition_by` is asked once for a key, and its errors are found each time.",
+        "headrace/core/program.py",
+        "            placed.add(key)\n",
+        "",
+    ),
 )

@@ -95,7 +95,7 @@ MISTAKES = (
     Mistake(
         "A function that gives a different result when it is run again stops the recovery, and the error names it.",
         "headrace/core/outcome.py",
-        "(same_outcome(new, old) and same(now[0][row], before[0][row]))",
+        "(same_outcome(new, old) and same_renewed(before[0][row], now[0][row], values))",
         "same_outcome(new, old)",
     ),
     Mistake(

@@ -26,8 +26,8 @@ MISTAKES = (
     Mistake(
         "The bytes of a transaction's values are limited, even if the function catches the error.",
         "headrace/core/contexts.py",
-        'raise self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))',
-        'raise LimitReached(f"values of more than {limit} bytes in one transaction")',
+        'return self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))',
+        'return LimitReached(f"values of more than {limit} bytes in one transaction")',
     ),
     Mistake(
         "A function that exhausts memory or the stack aborts, with the code `poisoned`.",

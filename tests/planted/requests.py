@@ -27,8 +27,8 @@ MISTAKES = (
     Mistake(
         "A request id with another call is refused and changes nothing.",
         "headrace/core/engine.py",
-        "and encode(epoch.args[at]) == encode(row.args[0])",
-        "and epoch.args[at] == row.args[0]",
+        "all(same_renewed(one, other, values) for one, other in zip(known, now, strict=True))",
+        "known == now",
     ),
     Mistake(
         "A batch sent again with its request id gets the same replies.",

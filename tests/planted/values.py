@@ -26,7 +26,8 @@ MISTAKES = (
     Mistake(
         "Changing what `get` returned changes nothing until `put`.",
         "headrace/wire/values.py",
-        "            return self._decode(data)\n",
+        "                return self._from_native(data)\n            return self._decode(data)\n",
+        "                return self._from_native(data)\n"
         "            return self._decoded.setdefault(data, self._decode(data))\n",
         (
             (
@@ -53,16 +54,14 @@ MISTAKES = (
     Mistake(
         "A caller and its callee share no result object.",
         "headrace/core/serial.py",
-        "answer = self.values.unseal(self.values.seal(answer))  # they share nothing",
+        "answer = self.values.unseal(context._binding.seal(answer))  # they share nothing",
         "pass",
     ),
     Mistake(
         "Hostile bytes are refused or decoded, and nothing else happens.",
         "headrace/wire/values.py",
-        "            return self._decode(data)\n"
-        "        except (msgspec.DecodeError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)",
-        "            return self._decode(data)\n"
-        "        except (msgspec.DecodeError, ValueError, TypeError, LookupError, RecursionError)",
+        "FAILURES = (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)",
+        "FAILURES = (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError)",
     ),
     Mistake(
         "No module imports pickle.",

@@ -1,8 +1,9 @@
 """Turns the rows of a closed batch into calls, and checks them as a client's calls are checked. A row that cannot be a
 call is refused with the reason, and the rest of the batch runs.
 
-A batch that is in the log gives the same calls whenever it is read: the limits that were used are logged with it, and
-other code, which would refuse other rows, is refused (`AppChanged`).
+A batch that is in the log gives the same calls whenever it is read: the limits that were used are logged with it, what
+was refused stays refused, and fields that did not exist then are at their defaults. Code that refuses more is refused
+(`AppChanged`).
 
 Never here: Arrow's types (arrow_rows.py), where refused rows go (dead_letters.py).
 """
@@ -17,11 +18,12 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.config import Config
-from headrace.core.admission import Admission
+from headrace.core.admission import Admission, failure_of
 from headrace.core.epoch import Batch
 from headrace.core.origin import FromSource
-from headrace.core.program import Program
+from headrace.core.program import Args, Entry, Program
 from headrace.core.signature import Signature
+from headrace.durability.added_fields import reset
 from headrace.durability.inbox.arrow_rows import Row, named_of, read_table, rows_of, to_python
 from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.store import Store
@@ -36,6 +38,7 @@ class StoredRows(NamedTuple):
     closed: ClosedBatch
     limits: dict[str, int]  # the settings that decided which rows are refused
     refused: list[int]
+    added: dict[str, list[str]] = {}  # noqa: RUF012 by type: the fields that did not exist then
 
 
 _stored_decoder = msgspec.msgpack.Decoder(StoredRows)
@@ -56,19 +59,49 @@ def read_calls(store: Store, closed: ClosedBatch, admission: Admission, after: i
 
 def reread_calls(store: Store, stored: StoredRows, program: Program) -> Batch:
     """Reads a batch that is in the log. It refuses the same rows as then, whatever the configuration is now."""
-    closed, limits, refused = stored
+    closed, limits, refused, added = stored
     checking_program = program
     if limits != admission_limits(program.config):
         checking_program = Program(program.app, dataclasses.replace(program.config, **limits))
     batch = read_calls(store, closed, Admission(checking_program))
-    if batch.refused.keys() != set(refused):
+    if not batch.refused.keys() <= set(refused):
         raise AppChanged(
             f"batch {closed.number} of query {closed.source} in {store.url} was logged by other code, which refused "
             f"{len(refused)} of its rows; this code refuses {len(batch.refused)}. Start it with the code that logged it"
         )
-    if checking_program is not program:
-        return msgspec.structs.replace(batch, entries=[program.entries[entry.number] for entry in batch.entries])
-    return batch
+    if len(batch.refused) < len(refused):
+        batch = refuse_again(batch, refused)
+    if added:
+        batch = msgspec.structs.replace(
+            batch, args=[as_then(*row, added, program) for row in zip(batch.entries, batch.args, strict=True)]
+        )
+    origin = msgspec.structs.replace(batch.origin, stored=msgspec.msgpack.encode(stored))
+    entries = batch.entries if checking_program is program else [program.entries[each.number] for each in batch.entries]
+    return msgspec.structs.replace(batch, origin=origin, entries=entries)
+
+
+def refuse_again(batch: Batch, refused: list[int]) -> Batch:
+    """Leave out rows that were refused when the batch was logged, and that this code would take."""
+    then = dict.fromkeys(refused, failure_of(BadRequest("an older version of the app refused it")))
+    taken = [at for at in range(len(batch) + len(batch.refused)) if at not in batch.refused]
+    rows = [row for row, at in enumerate(taken) if at not in then]
+    return Batch(
+        batch.origin,
+        [batch.entries[row] for row in rows],
+        [batch.keys[row] for row in rows],
+        [batch.args[row] for row in rows],
+        then | batch.refused,
+        None if batch.sizes is None else [batch.sizes[row] for row in rows],
+    )
+
+
+def as_then(entry: Entry, args: Args, added: dict[str, list[str]], program: Program) -> Args:
+    """The arguments without what older code did not know."""
+    if entry is not entry.sealed:
+        return args
+    given = program.values.decode(args[0])
+    reset(given, added)
+    return (program.values.encode(given),)
 
 
 def admission_limits(config: Config) -> dict[str, int]:

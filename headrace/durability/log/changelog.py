@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import compress
+from itertools import compress, repeat
 from operator import itemgetter
 from typing import Any
 
@@ -40,7 +40,8 @@ from headrace.durability.log.records import ChangesHeader, ColumnRecord, pack, u
 from headrace.durability.log.segments import refs_in
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, NotDeterministic, StoreError
-from headrace.wire.values import MISSING, same, shown
+from headrace.wire.renewal import same_renewed
+from headrace.wire.values import MISSING, Values, same, shown
 
 FOLDER = "changes"
 UPDATE, INSERT, DELETE = range(3)
@@ -217,6 +218,7 @@ class ChangeWriter:
     """Writes the changes of one engine's epochs. It is fenced with the log, whose term it has."""
 
     def __init__(self, store: Store, term: int, segment_bytes: int) -> None:
+        self.values = Values()  # the app's, for states that an older version of the app wrote
         self.log = Log.take_over(store, FOLDER, segment_bytes=segment_bytes, term=term)
         self.kept = 0  # the last epoch in it
         self.begin = 1  # the first epoch after the record without changes
@@ -304,7 +306,7 @@ class ChangeWriter:
     def _compare(self, number: int, again: EpochChanges) -> None:
         before = EpochChanges(self._recorded.pop(number))
         for name in sorted({*before.since} & {*again.since}):
-            difference = first_difference(before.of(name), again.of(name))
+            difference = first_difference(before.of(name), again.of(name), self.values)
             if difference is not None and before.since[name] <= number:
                 raise NotDeterministic(
                     f"epoch {number}, {name} {difference}: its functions depend on something other than their "
@@ -312,8 +314,9 @@ class ChangeWriter:
                 )
 
 
-def first_difference(before: OperatorChanges | None, again: OperatorChanges | None) -> str | None:
-    """Describes the first entity that two runs of an epoch changed differently; None if there is none."""
+def first_difference(before: OperatorChanges | None, again: OperatorChanges | None, values: Values) -> str | None:
+    """Describes the first entity that two runs of an epoch changed differently; None if there is none. A field that an
+    older version of the app did not have counts as equal if it is at its default."""
     nothing = OperatorChanges([], [], [])
     one, other = (
         {(type(key), key): states for key, *states in zip(*changed, strict=True)}
@@ -321,7 +324,7 @@ def first_difference(before: OperatorChanges | None, again: OperatorChanges | No
     )
     for entity in {**one, **other}:
         states, now = one.get(entity), other.get(entity)
-        if states is None or now is None or not all(map(same, states, now)):
+        if states is None or now is None or not all(map(same_renewed, states, now, repeat(values))):
             was, became = describe_change(states), describe_change(now)
             return f"{shown(entity[1])}: it was {was}, but in a second run it is {became}"
     return None

@@ -24,11 +24,13 @@ from headrace.core.origin import BatchId, FromSource
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
 from headrace.core.signature import Args
+from headrace.durability.identity import read_fingerprint
 from headrace.durability.inbox.batch_calls import StoredRows, decode_stored, reread_calls
 from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, from_column, to_column
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken, UnknownFunction
+from headrace.model.fingerprint import Fingerprint, added_fields
 from headrace.wire.messages import Failure, RequestIds, Response
 
 
@@ -61,6 +63,7 @@ class BatchHeader(msgspec.Struct, frozen=True, tag="batch"):
     rows: CallRows
     closed: ClosedBatch | None = None  # where the rows are, if not here
     limits: dict[str, int] = {}  # the settings that decided which of them are refused
+    fingerprint: str | msgspec.UnsetType = msgspec.UNSET  # of the code that logged it, if the rows are not here
 
 
 class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
@@ -102,10 +105,13 @@ _rows_decoder = msgspec.msgpack.Decoder(tuple[Any, ...])
 class Records:
     """Encodes and decodes the records of one program."""
 
-    def __init__(self, program: Program, fingerprint: str = "", store: Store | None = None) -> None:
+    def __init__(
+        self, program: Program, app_fingerprint: Fingerprint | None = None, store: Store | None = None
+    ) -> None:
         """`store` holds the segments of batches, which records only name."""
-        self.store = store
-        self.program, self.fingerprint, self.limits = program, fingerprint, program.config.limits()
+        self.store, self.app_fingerprint = store, app_fingerprint
+        self.fingerprint = "" if app_fingerprint is None else app_fingerprint.digest
+        self.program, self.limits = program, program.config.limits()
         self._streams = Streams()
         self._logged_columns: dict[int, tuple[EpochHeader, Columns]] = {}  # epoch -> what its replies repeat
 
@@ -120,8 +126,9 @@ class Records:
             origin = record.origin
             assert isinstance(origin, FromSource)
             if origin.stored is not None:
-                closed, limits, _ = decode_stored(origin.stored)
-                return ColumnRecord(BatchHeader(origin.batch_id, "", record.refused, NO_ROWS, closed, limits))
+                closed, limits, *_ = decode_stored(origin.stored)
+                named = BatchHeader(origin.batch_id, "", record.refused, NO_ROWS, closed, limits, self.fingerprint)
+                return ColumnRecord(named)
             rows, columns = calls_to_columns(record.entries, record.keys, record.args)
             return ColumnRecord(BatchHeader(origin.batch_id, origin.ids, record.refused, rows), (columns,))
         return ColumnRecord(record)
@@ -138,8 +145,9 @@ class Records:
             return LoggedRecord(number, epoch, header.limits, header.fingerprint)
         if isinstance(header, BatchHeader) and header.closed is not None:
             assert self.store is not None
-            stored = StoredRows(header.closed, header.limits, sorted(header.refused))
-            batch = batches[number] = reread_calls(self.store, stored, self.program)
+            stored = StoredRows(header.closed, header.limits, sorted(header.refused), self._added(header.fingerprint))
+            batch = reread_calls(self.store, stored, self.program)
+            batches[number] = batch = msgspec.structs.replace(batch, refused=header.refused)
             return LoggedRecord(number, batch)
         if isinstance(header, BatchHeader):
             entries, keys, args = self._read_calls(header.rows, columns, self._entry)
@@ -148,6 +156,12 @@ class Records:
             return LoggedRecord(number, batch)
         assert isinstance(header, Note)
         return LoggedRecord(number, header)
+
+    def _added(self, fingerprint: str | msgspec.UnsetType) -> dict[str, list[str]]:
+        """The fields that record types have got since this code logged a batch."""
+        if self.store is None or self.app_fingerprint is None or not fingerprint or fingerprint == self.fingerprint:
+            return {}
+        return added_fields(read_fingerprint(self.store, fingerprint), self.app_fingerprint)
 
     # --- replies ---
 
@@ -337,6 +351,14 @@ def unpack(data: bytes) -> tuple[RecordHeader, Columns]:
         for part in parts[1:]:
             columns |= from_bytes(part)
         return _decoder.decode(parts[0]), columns
+    except UNREADABLE as error:
+        raise unreadable(error) from None
+
+
+def writer_of(data: bytes) -> str:
+    """The fingerprint of the code that wrote a record of replies."""
+    try:
+        return _replies_decoder.decode(parts_of(data)[0]).epoch.fingerprint
     except UNREADABLE as error:
         raise unreadable(error) from None
 

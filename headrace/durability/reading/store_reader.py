@@ -107,13 +107,13 @@ class StoreReader:
 
     def replay(self, epoch: int | None = None, before: int | None = None, is_strict: bool = True) -> Replay:
         """Runs the log again up to this epoch, or to its end; from a snapshot of epoch `before` or earlier. With
-        `is_strict`, the code must be the same as when the epochs were logged."""
+        `is_strict`, the code must be the same as when the epochs were logged, or only add to it."""
         app = self._need_app()
         loaded = self.load(epoch if before is None else before)
         began, position = (0, 1) if loaded is None else (loaded.manifest.epoch, loaded.manifest.position)
         engine = Engine(app, self.config, seed=int(self.identity["seed"]))
         mine = fingerprint(app)
-        records = self._records(Records(engine.program, mine.digest, self.store), position, epoch)
+        records = self._records(Records(engine.program, mine, self.store), position, epoch)
         epochs = [each.record for each in records if isinstance(each.record, Epoch) and each.record.number > began]
         if epoch is not None and max([began, *(each.number for each in epochs)]) < epoch:
             raise BadRequest(f"{self.store.url} has no epoch {epoch}: the last one is {self.last_epoch()}")
@@ -125,11 +125,12 @@ class StoreReader:
         tables: dict[str, States] = {} if loaded is None else loaded.tables
         metadata = INITIAL if loaded is None else loaded.manifest.metadata
         if loaded is not None and loaded.manifest.fingerprint != mine.digest:
-            if epochs:
-                written = read_fingerprint(self.store, loaded.manifest.fingerprint)
-                tables = migrate(tables, written, mine, app, metadata.sequencing.closed_us)
-            else:
+            written = self.known_fingerprint(loaded.manifest.fingerprint)
+            if not epochs:
                 codes.add(loaded.manifest.fingerprint)
+            if epochs or (written is not None and not written.obstacles(mine)):
+                written = read_fingerprint(self.store, loaded.manifest.fingerprint)
+                tables = migrate(tables, written, mine, app, metadata.sequencing.closed_us, engine.program.values)
         kept = [each for each in self.recorded(metadata.ledger.oldest, began).values() if each.number <= began]
         last = records[-1].number if records else position - 1
         restore(engine, Restored(began, tables, metadata, kept, records, last))
@@ -161,13 +162,15 @@ class StoreReader:
         ]
 
     def _check_code(self, mine: Fingerprint, codes: Iterable[str]) -> None:
+        """The code must be that which wrote the store, or one that only adds to it."""
         for digest in sorted(set(codes) - {mine.digest}):
             known = self.known_fingerprint(digest)
-            differences = "the differences are not known" if known is None else "; ".join(known.differences(mine)[:5])
-            raise AppChanged(
-                f"{self.store.url} was written by other code of app {mine.app!r} ({differences}): use the code that "
-                "wrote it"
-            )
+            obstacles = ["the differences are not known"] if known is None else known.obstacles(mine)
+            if obstacles:
+                raise AppChanged(
+                    f"{self.store.url} was written by other code of app {mine.app!r} ({'; '.join(obstacles[:5])}): use "
+                    "the code that wrote it"
+                )
 
     def recorded(self, first: int, last: int | None = None) -> dict[int, Epoch]:
         """The epochs whose replies are kept, from this one on, with their recorded replies."""
@@ -206,7 +209,7 @@ class StoreReader:
         identity = self.identity | {"cluster": secrets.token_hex(8), "epoch0": first - 1}
         log = Log.take_over(new, "log")
         replies = Log.take_over(new, "replies", term=log.term)
-        records = Records(engine.program, mine.digest)
+        records = Records(engine.program, mine)
         pending: list[bytes] = []
         for number in range(first, replay.epoch + 1):
             pending.append(kept[number] if number in kept else records.encode_replies(again[number]))

@@ -113,6 +113,8 @@ class View:
 
     def app_fingerprint(self, epoch_end: EpochEnd) -> Fingerprint:
         """The fingerprint of the code that wrote the state."""
+        if epoch_end.how == REPLAY and self.app is not None:
+            return fingerprint(self.app)
         manifest = self._manifest(epoch_end)
         if manifest is not None:
             return read_fingerprint(self.store, manifest.fingerprint)

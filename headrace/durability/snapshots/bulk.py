@@ -75,7 +75,7 @@ class BulkLoad:
         self.store, self.app = store, app
         self.base = self.opened_store.snapshots.newest()
         engine = Engine(app, config, seed=self.opened_store.seed)
-        self.records = Records(engine.program, self.opened_store.fingerprint, store)
+        self.records = Records(engine.program, self.opened_store.app_fingerprint, store)
         if needs_engine(store, app, self.base):
             self.close()
             raise StoreError(
