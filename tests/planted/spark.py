@@ -123,7 +123,7 @@ MISTAKES = (
         "Records of numbers are read without decoding them one by one, and equal.",
         "headrace/durability/reading/number_records.py",
         "IS_SIGNED[0xD0:0xD4] = True",
-        "IS_SIGNED[0xD0:0xD3] = True",
+        "IS_SIGNED[0xD1:0xD4] = True",
     ),
     Mistake(
         "A value that does not fit its column is never rounded or shifted: it is named.",

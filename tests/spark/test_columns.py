@@ -150,6 +150,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
             runtime.client.call(enter, number, somebody(number))
         runtime.client.batch([(buy, number, number) for number in range(40)])
         runtime.client.batch([(buy, 7, -1), (look, 7), (look, 99), (anything, 7, "x"), (anything, 8, 5)])
+        runtime.client.call(put, 1, 1)
     return where
 
 
@@ -237,6 +238,16 @@ def test_keys_of_several_types_are_strings_and_one_that_does_not_fit_is_named(sp
             table(spark, source, tmp_path, keyType="long").collect()
     state = table(spark, "state", tmp_path, operator="counter", keyType="string")
     assert sorted(map(tuple, state.collect())) == [("1", 1), ("one", 1)]
+
+
+def test_while_an_operator_has_no_keys_they_are_strings_unless_asked_for(spark: Any, tmp_path: Path) -> None:
+    with Runtime(app, store=tmp_path) as runtime:
+        runtime.client.batch([(buy, 1, 1), (buy, 2, -1)])
+    for source in ("changes", "replies"):
+        assert dict(table(spark, source, tmp_path).dtypes)["key"] == "string"
+        assert dict(table(spark, source, tmp_path, keyType="long").dtypes)["key"] == "bigint"
+    assert dict(table(spark, "changes", tmp_path, operator="counter").dtypes)["key"] == "bigint"
+    assert dict(table(spark, "changes", tmp_path, operator="customer").dtypes)["key"] == "string"
 
 
 def test_a_stream_keeps_the_type_of_keys_that_it_was_loaded_with(spark: Any, tmp_path: Path) -> None:

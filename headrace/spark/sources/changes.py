@@ -32,7 +32,7 @@ from headrace.durability.reading.typed import Misfits, one_array
 from headrace.durability.store import Store
 from headrace.errors import BadValue, StreamError
 from headrace.spark.sources.epoch_streams import Epochs, EpochSource
-from headrace.spark.sources.key_column import common_type, key_type_of_store, keys_as
+from headrace.spark.sources.key_column import common_type, keys_as
 from headrace.spark.sources.options import bad_rows_are_null, one_of, plain_places
 from headrace.spark.sources.replies import ResultTexts, columns_of, size_of
 from headrace.wire.values import shown
@@ -111,7 +111,7 @@ class ChangesLog(Epochs):
         """Check the options and determine the types of the keys and states."""
         newest = self._newest(store)[2]
         if self.key_type is None:
-            self.key_type = self._key_type(store, newest)
+            self.key_type = self._key_type(newest)
         if self.is_typed:
             assert self.operator is not None
             current = read_checked(store, CURRENT)["fingerprint"]
@@ -122,13 +122,11 @@ class ChangesLog(Epochs):
                     f'app.operator({self.operator!r}, state=...), or leave out option("as", "columns")'
                 )
 
-    def _key_type(self, store: Store, newest: EpochChanges) -> pa.DataType:
-        """The type for the keys that changed so far; if there are none, for those that the snapshot has."""
+    def _key_type(self, newest: EpochChanges) -> pa.DataType:
+        """The type for the keys of all changes so far."""
         names = newest.since if self.operator is None else [self.operator]
-        if any(name not in newest.header.key_types for name in names):
-            return pa.string()  # a version that did not record them has begun the changelog
-        found = {each for name in names for each in newest.header.key_types[name]}
-        return common_type(found) if found else key_type_of_store(store)
+        found = [newest.header.key_types.get(name, []) for name in names]  # none of a version that did not record them
+        return common_type({each for types in found for each in types}) if all(found) else pa.string()
 
     @property
     def schema(self) -> pa.Schema:

@@ -1,4 +1,5 @@
-"""Footers: which columns the files of a snapshot have. Only the ends of the files are read."""
+"""Footers: which columns the files of a snapshot have, and which operators. For the columns, only their ends are
+read."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from headrace.durability.snapshots.layers import OPERATOR
 from headrace.durability.snapshots.manifests import Layer
 from headrace.durability.store import Store
 
@@ -20,6 +22,12 @@ def file_columns(store: Store, layers: Iterable[Layer]) -> set[str]:
             size = min(stored.bytes, END_BYTES)
             names.update(columns_in(store, stored.name, stored.bytes, size))
     return names
+
+
+def operators_in(data: bytes) -> set[str]:
+    """The operators that have rows in a file: all its batches have the same dictionary."""
+    file = pa.ipc.open_file(pa.BufferReader(data))
+    return {*file.get_batch(0).column(OPERATOR).dictionary.to_pylist()} if file.num_record_batches else set()
 
 
 def columns_in(store: Store, name: str, total: int, size: int) -> list[str]:

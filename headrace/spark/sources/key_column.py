@@ -2,7 +2,8 @@
 
 Rules:
 1. The option `keyType` decides. Without it, the keys that are there when the table or stream is loaded do: ints are
-   longs, texts strings, bytes binary, and if there are several kinds, or no keys yet, the column is a string.
+   longs, texts strings, bytes binary. If there are several kinds, or an operator has no keys yet, the column is a
+   string: what may still come does not stop a stream.
 2. In a string an int is its digits, and bytes are hexadecimal. A key that does not fit another type is an error that
    names it.
 """
@@ -15,14 +16,12 @@ from typing import Any
 import pyarrow as pa
 
 from headrace.durability.columns import Columns, join
-from headrace.durability.log.changelog import KEY_TYPE_NAMES
-from headrace.durability.log.column_bytes import from_column
-from headrace.durability.log.log import bounds, read_log
-from headrace.durability.log.records import unpack
+from headrace.durability.identity import read_fingerprint
 from headrace.durability.reading.store_reader import StoreReader
+from headrace.durability.snapshots.manifests import read_object
 from headrace.durability.store import Store
-from headrace.errors import LogBroken, StreamError
-from headrace.spark.sources.footers import file_columns
+from headrace.errors import StreamError
+from headrace.spark.sources.footers import file_columns, operators_in
 from headrace.spark.sources.options import one_of
 from headrace.wire.values import shown
 
@@ -42,18 +41,19 @@ def common_type(names: Collection[str]) -> pa.DataType:
 
 
 def key_type_of_store(store: Store) -> pa.DataType:
-    """The type for keys of all operators: by the newest snapshot, or by the newest replies."""
+    """The type for keys of any operator, by the newest snapshot. It is a string, unless every operator has entities
+    there, and the keys of all of them have the same type."""
     manifest = StoreReader(store).snapshots.newest()
-    if manifest is not None:
-        return common_type({OF_FILES[name] for name in file_columns(store, manifest.layers) if name in OF_FILES})
-    first, last = bounds(store, "replies")
-    if first > last:
+    if manifest is None:
         return pa.string()
-    try:
-        _, columns = unpack(next(read_log(store, "replies", last)).data)
-    except (LogBroken, StopIteration):  # the machine went down meanwhile
-        return pa.string()
-    return common_type({KEY_TYPE_NAMES[type(key)] for key in from_column(columns.get("key", []))})
+    found = common_type({OF_FILES[name] for name in file_columns(store, manifest.layers) if name in OF_FILES})
+    if found == pa.string():
+        return found
+    missing = {*read_fingerprint(store, manifest.fingerprint).operators}
+    for stored in (stored for layer in manifest.layers for stored in layer.objects):
+        if missing:
+            missing -= operators_in(read_object(store, manifest.snapshot_id, stored))
+    return pa.string() if missing else found
 
 
 def text_of(key: Any) -> str:
