@@ -422,7 +422,8 @@ def without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
 
 def annotated(cls: type) -> set[str]:
     """The fields of a dataclass or struct that its own body names."""
-    names = set(getattr(cls, "__struct_fields__", ()))
+    fields = getattr(cls, "__struct_fields__", ())  # of msgspec's own base classes it is something else
+    names = set(fields if isinstance(fields, tuple) else ())
     if dataclasses.is_dataclass(cls):
         names = {field.name for field in dataclasses.fields(cls)}
     return names & inspect.get_annotations(cls).keys()

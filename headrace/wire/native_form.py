@@ -125,6 +125,10 @@ class Remaking:
 
     def lines(self, record: DeclaredRecord) -> Iterable[str]:
         """The lines that make a record of its twin `v`."""
+        if issubclass(record.cls, msgspec.Struct):
+            fields = ", ".join(f"{name}={self.made(each, f'v.{name}')}" for name, each in record.fields.items())
+            yield f"return {self.source.name(record.cls)}({fields})"
+            return
         yield f"o = new({self.source.name(record.cls)})"
         is_open = "__setattr__" not in dir_of(record.cls)  # else it is frozen, or has one of its own
         for name, each in record.fields.items():
@@ -138,7 +142,7 @@ class Remaking:
     def is_changed(self, of: DeclaredType) -> bool:
         """Whether values of the type hold records that are remade."""
         if isinstance(of, DeclaredRecord):
-            return is_remade(of.cls)  # others, and what they hold, are left to msgspec
+            return is_remade(of.cls) or any(map(self.is_changed, of.fields.values()))
         return any(map(self.is_changed, of.parts()))
 
     def made(self, of: DeclaredType, v: str) -> str:

@@ -87,6 +87,7 @@ class DrawnTypes:
         self.named += 1
         name = f"R{self.named}"
         fields = [(f"f{at}", self.draw(depth + 1)) for at in range(rng.choice((0, 1, 2, 2, 3, 5, 17)))]
+        fields += [("more", *rng.choice(((int, 7), (str | None, None), (tuple[int, ...], ()))))] * rng.randint(0, 1)
         how = rng.choice(("plain", "plain", "frozen", "slots", "init", *STRUCTS, "struct"))
         cls: type
         if how in STRUCTS:

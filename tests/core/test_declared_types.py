@@ -395,6 +395,29 @@ def test_a_value_that_contains_one_part_a_million_times_is_refused_at_once() -> 
         )
 
 
+@dataclasses.dataclass
+class Part:
+    n: int
+    more: int = 7
+
+
+class Whole(msgspec.Struct):
+    parts: list[Part]
+    one: Part | None = None
+
+
+def test_a_field_that_was_deleted_and_has_a_default_is_written_with_it() -> None:
+    values = Values([Part, Whole])
+    codec = Codec(values.hints.type_of(Part), values)
+    part = Part(1, 8)
+    del part.more
+    assert values.unseal(codec.seal(part)) == Part(1, 7)
+    whole = Codec(values.hints.type_of(Whole), values)
+    older = whole.seal(Whole([Part(1)], Part(2))).replace(b"\x82\xa1n\x01\xa4more\x07", b"\x81\xa1n\x01")
+    assert values.unseal(older) == Whole([Part(1)], Part(2))
+    assert whole.seal(values.unseal(older)) == whole.seal(Whole([Part(1)], Part(2)))
+
+
 def test_a_frozen_state_that_is_put_back_is_not_encoded_again() -> None:
     @dataclasses.dataclass(frozen=True)
     class Fixed:
