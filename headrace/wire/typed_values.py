@@ -17,6 +17,7 @@ Never here: which operator or function has a type.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,8 @@ class Codec:
         record = record_in(of)
         self.native: NativeForm | None = None
         if record is not None and record.is_native and fits_depth(record, values):
-            self.native = values.native_form(record)
+            with contextlib.suppress(OverflowError):  # so many fields that they have no place in a head
+                self.native = values.native_form(record)
         self.seal: Callable[[Any], Any] = self._seal_checked
         self.decode: Callable[[bytes], Any] = values.decode
         if self.native is not None:
