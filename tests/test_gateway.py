@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -20,6 +21,7 @@ from headrace.errors import (
     BadArguments,
     BadMessage,
     BadRequest,
+    HeadraceError,
     RequestIdReused,
     UnknownFunction,
     Unreachable,
@@ -27,7 +29,11 @@ from headrace.errors import (
 from headrace.runtime.gateway import gateway
 from headrace.runtime.remote import RemoteClient, connect
 from headrace.wire import codec
+from headrace.wire.hints import Hints, Unsupported
 from headrace.wire.messages import Calls, Refusal
+from headrace.wire.values import Values
+from tests.core.carried import shape
+from tests.core.declared import DrawnTypes, has_type
 
 app = App("shop")
 account = app.operator("account")
@@ -63,6 +69,12 @@ def pack(ctx: Context, line: Line, count: int = 1, *, wrap: bool = False) -> tup
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[tuple[str, int]]:
+    with served(app) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def served(app: App) -> Iterator[tuple[str, int]]:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -248,6 +260,43 @@ def test_answers_too_large_for_a_message_are_said_to_have_run(
 
 def test_typed_values_arrive_unchanged_over_the_wire(client: RemoteClient) -> None:
     assert client.call(add, "typed", Line("ink", (3, 4))) == [Line("ink", (3, 4))]
+
+
+def test_values_of_random_declared_types_arrive_unchanged_over_the_wire_and_wrong_ones_are_refused() -> None:
+    types = DrawnTypes(15)
+    echoes, rows = App("echoes"), []
+    box = echoes.operator("box")
+    for n in range(60):
+        hint = types.draw()
+        try:
+            Hints().type_of(hint)
+        except Unsupported:  # a union that msgspec cannot tell apart
+            continue
+
+        def echo(ctx: Context, value: Any) -> Any:
+            return value
+
+        echo.__name__ = f"echo{n}"
+        echo.__annotations__ |= {"value": hint, "return": hint}
+        box.register(echo)
+        for value in (types.value(hint), types.spoiled(types.value(hint))):
+            rows.append((f"box.echo{n}", value, has_type(value, hint)))
+    for record in types.records:
+        echoes.record(record)
+    values, right = Values(types.records), 0
+    with served(echoes) as (host, port), connect(f"http://{host}:{port}", echoes) as client:
+        for name, value, fits in rows:
+            try:
+                values.seal(value)
+            except HeadraceError:
+                fits = False
+            if fits:
+                right += 1
+                assert shape(client.call(name, "k", value)) == shape(value)
+            else:
+                with pytest.raises(BadRequest):
+                    client.call(name, "k", value)
+    assert min(right, len(rows) - right) > 20
 
 
 def test_a_request_id_asked_again_over_the_wire_runs_once(client: RemoteClient) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 from headrace.errors import ModelError
 
@@ -16,6 +16,7 @@ class Places:
     """For `Annotated[Decimal, Places(18, 2)]`: at most 18 digits, of which 2 are behind the point. In Spark that is
     `decimal(18,2)`. A value that does not fit is refused, never rounded."""
 
+    of: ClassVar[type] = Decimal
     precision: int
     scale: int
 

@@ -96,11 +96,14 @@ class Hints:
 
     def _annotated(self, hint: Any, base: Any, notes: tuple[Any, ...]) -> DeclaredType:
         of = self.type_of(base)
+        kinds = [each.text for each in (of.members if isinstance(of, UnionType) else [of])]
         if any(isinstance(note, msgspec.Meta) for note in notes):
             check_with_msgspec(hint)
             of = ConstrainedType(of, name_of(hint), meets(hint))
         for note in notes:
             if callable(getattr(note, "accepts", None)):
+                if note.of.__name__ not in kinds:
+                    raise Unsupported(f"{name_of(hint)}: {note} is for values of type {note.of.__name__}")
                 of = ConstrainedType(of, f"{of.text} of {note}", note.accepts)
         return of
 

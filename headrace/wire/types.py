@@ -51,7 +51,9 @@ class Fault(NamedTuple):
 
 
 class Constraint(Protocol):
-    """In `Annotated[type, constraint]`: a further condition on values of the type."""
+    """In `Annotated[type, constraint]`: a further condition on values of the type, which must be, or allow, `of`."""
+
+    of: type
 
     def accepts(self, value: Any) -> bool: ...
 

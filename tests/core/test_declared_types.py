@@ -7,14 +7,14 @@ import datetime
 import decimal
 import enum
 from collections import Counter
-from typing import Any, Literal, Never
+from typing import Annotated, Any, Literal, Never
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import Abort, App, Config, Context, Runtime
+from headrace import Abort, App, Config, Context, Places, Runtime
 from headrace.core.program import Program
 from headrace.durability.migration import LooseValues
 from headrace.errors import BadValue, HeadraceError, ModelError, TooLarge
@@ -337,6 +337,7 @@ class Holder:
         (dict[float, int], "the keys of a dict are str, int or bytes"),
         (datetime.timedelta, "use plain values"),
         (Literal[1.5], "a Literal is made of"),
+        (Annotated[list[decimal.Decimal], Places(6, 2)], "Places(6, 2) is for values of type Decimal"),
     ],
 )
 def test_a_type_without_a_codec_is_refused_when_the_app_starts(hint: Any, says: str) -> None:
