@@ -151,7 +151,7 @@ def test_json_gives_arguments_by_name_and_leaves_out_defaults(address: tuple[str
         ({"line": ink, "colour": 1}, f"{signature} has no parameter 'colour'"),
         ({"count": 1}, f"{signature} needs 'line'"),
         ({}, f"{signature} needs 'line'"),
-        ({"line": ink, "count": "1"}, f"{signature}: 'count' got '1' (str)"),
+        ({"line": ink, "count": "1"}, f"{signature}: 'count': wanted int, found '1' (str)"),
         ({"line": ink, "request_id": "x"}, "client.options(request_id=...)"),
     ):
         status, answer = ask(address, "POST", "/v1/call", {"function": "cart.pack", "key": "k", "args": args})
