@@ -79,7 +79,7 @@ WRONG = {
     "missing": ("form.fill", (), {"b": "x"}, f"{FILL} needs 'a'"),
     "one of two missing": ("form.needs", (), {"first": 1}, "needs 'second'"),
     "doubled": ("form.fill", (1,), {"a": 1}, f"{FILL} got 'a' twice: by position and by name"),
-    "of another type": ("form.fill", (1,), {"c": "x"}, f"{FILL}: 'c': wanted bool, found 'x' (str)"),
+    "of another type": ("form.fill", (1,), {"c": "x"}, f"{FILL}: 'c': wanted float, found 'x' (str)"),
     "by position only": ("form.first_by_place", (), {"a": 1}, "has no parameter that is given by the name 'a'"),
     "of the rest": ("form.many", (1,), {"rest": 1}, "has no parameter that is given by the name 'rest'"),
     "too many": ("form.needs", (1, 2, 3), {}, "takes 2 arguments, got 3"),
