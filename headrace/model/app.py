@@ -233,6 +233,8 @@ def is_record(hint: Any) -> bool:
 
 def collect(hint: Any, found: dict[type, None]) -> None:
     """Add the records inside a type hint, and inside their fields."""
+    while isinstance(hint, typing.NewType):
+        hint = hint.__supertype__
     for part in typing.get_args(hint):
         collect(part, found)
     if is_record(hint) and hint not in found:

@@ -82,7 +82,7 @@ class Hints:
         if origin in LISTS:
             return ListType(list, self.type_of(parts[0] if parts else Any))
         if origin is tuple:
-            if not parts and hint is not tuple:
+            if not parts and hint not in (tuple, typing.Tuple):  # noqa: UP006 that is how it may be written
                 return TupleType([])
             if not parts or parts[-1] is ...:
                 return ListType(tuple, self.type_of(parts[0] if parts else Any))
@@ -91,7 +91,7 @@ class Hints:
             key, item = parts or (Any, Any)
             if key not in (Any, str, int, bytes):
                 raise Unsupported(f"{name_of(hint)}: the keys of a dict are str, int or bytes")
-            return DictType(self.type_of(str | int | bytes if key is Any else key), self.type_of(item))
+            return DictType(any_key() if key is Any else self.type_of(key), self.type_of(item))
         raise Unsupported(f"{name_of(hint)} is not supported for values{advice(origin)}")
 
     def _annotated(self, hint: Any, base: Any, notes: tuple[Any, ...]) -> DeclaredType:
@@ -134,6 +134,10 @@ class Hints:
         if is_recursive:  # only a walk can count how deep its values are
             record.depth, record.is_native, record.is_immutable = None, False, False
         return record
+
+
+def any_key() -> DeclaredType:
+    return UnionType([ScalarType(str), ScalarType(int), ScalarType(bytes)])
 
 
 def is_record_class(hint: Any) -> bool:

@@ -23,11 +23,16 @@ from headrace.wire.types import (
     DATETIME_CODE,
     FROM_TEXT,
     ConstrainedType,
+    DatetimeType,
     DeclaredRecord,
     DeclaredType,
     DictType,
     ListType,
+    LiteralType,
+    ScalarType,
     Source,
+    TextType,
+    TupleType,
     UnionType,
     compile_function,
 )
@@ -61,7 +66,7 @@ class NativeForm:
     @property
     def may_omit(self) -> bool:
         """Whether `encode` leaves out a field that was deleted: msgspec finds it missing, Python finds its default."""
-        return is_remade(self.cls) and bool(defaults_of(self.cls))
+        return not issubclass(self.cls, msgspec.Struct) and bool(defaults_of(self.cls))
 
     def compile_reading(self, template: str, name: str, **names: Any) -> Any:
         """A function that begins with these lines, which set `v` by a call of `typed`, and then makes the record."""
@@ -177,33 +182,33 @@ class Remaking:
             return self.kind(of.base)
         return dict if isinstance(of, DictType) else of.kind if isinstance(of, ListType) else tuple
 
-    def hint(self, of: DeclaredType, hint: Any) -> Any:
-        """The hint with the twins in place of the records."""
-        if not self.is_changed(of):
-            return hint
+    def hint(self, of: DeclaredType) -> Any:
+        """The type for msgspec, with the twins in place of the records. (What it reads was checked.)"""
         if isinstance(of, DeclaredRecord):
-            return self.twin(of)
-        if isinstance(of, UnionType):
-            members = tuple(map(self.hint, of.members, typing.get_args(hint)))
-            return typing.Union[members]  # noqa: UP007 not all of them have a |
+            return self.twin(of) if self.is_changed(of) else of.cls
         if isinstance(of, ConstrainedType):
-            base, *notes = typing.get_args(hint)
-            return typing.Annotated[(self.hint(of.base, base), *notes)]
+            return self.hint(of.base)
+        inner = tuple(map(self.hint, of.parts()))
+        if isinstance(of, UnionType):
+            return typing.Union[inner]  # noqa: UP007 not all of them have a |
         if isinstance(of, DictType):
-            key, item = typing.get_args(hint)
-            return dict[key, self.hint(of.item, item)]  # type: ignore[misc, valid-type]
-        inner = [self.hint(each, part) for each, part in zip(of.parts(), typing.get_args(hint), strict=False)]
+            return dict[self.hint(of.key), inner[0]]  # type: ignore[misc]
         if isinstance(of, ListType):
             return tuple[inner[0], ...] if of.kind is tuple else list[inner[0]]  # type: ignore[valid-type]
-        return tuple[tuple(inner)]  # type: ignore[misc]
+        if isinstance(of, TupleType):
+            return tuple[inner]  # type: ignore[valid-type]
+        if isinstance(of, LiteralType):
+            return typing.Literal[of.values]
+        if isinstance(of, DatetimeType):
+            return datetime.datetime
+        return of.kind if isinstance(of, ScalarType | TextType) else Any
 
     def twin(self, record: DeclaredRecord) -> Any:
         """A struct with the same fields, types and defaults."""
         if record.cls not in self.twins:
-            hints = typing.get_type_hints(record.cls, include_extras=True)
             fields: list[Any] = []
             for name, default, factory in described(record.cls):
-                hint = self.hint(record.fields[name], hints[name])
+                hint = self.hint(record.fields[name])
                 if factory is not None:
                     fields.append((name, hint, msgspec.field(default_factory=factory)))
                 else:

@@ -52,6 +52,9 @@ def seal(v):
 """
 
 
+ROOM_FACTOR = 5  # a part of a value takes at most three, and its length
+
+
 class Nothing:
     """The type of no value."""
 
@@ -68,20 +71,23 @@ class Codec:
         record = record_in(of)
         self.native: NativeForm | None = None
         if record is not None and record.is_native and fits_depth(record, values):
-            with contextlib.suppress(OverflowError):  # so many fields that they have no place in a head
+            with contextlib.suppress(OverflowError, TypeError, RuntimeError):  # too large, or not known to msgspec
                 self.native = values.native_form(record)
         self.seal: Callable[[Any], Any] = self._seal_checked
         self.decode: Callable[[bytes], Any] = values.decode
         if self.native is not None:
             self.seal, self.decode = self._compile_seal(self.native), self.native.decode
             if of.is_immutable:
-                self.seal, self.decode = remembering(self.seal, self.decode)
+                self.seal, self.decode = remembering(self.seal, self.decode, self.native.head)
         elif is_plain(of) and fits_depth(of, values):
             self.seal = self._seal_plain
 
     def fault(self, value: Any) -> str | None:
         """What is wrong with the value, if it does not have the type."""
-        found = None if self.exactly(value) else self.type.fault(value, Room(self.values.bytes_max))
+        if self.exactly(value):
+            return None
+        # Enough room for all that `Values.encode` takes: what is larger, or deeper, is refused there.
+        found = self.type.fault(value, Room(ROOM_FACTOR * self.values.bytes_max, self.values.depth_max))
         return None if found is None else describe(found, self.type)
 
     def check(self, value: Any) -> None:
@@ -122,14 +128,17 @@ class Codec:
 
 def codec_for(hint: Any, values: Values) -> Codec:
     """The codec of a type, made once for these values. Raises `Unsupported`."""
-    found = values.codecs.get(hint)
+    try:
+        found = values.codecs.get(hint)
+    except TypeError:  # it has a note that cannot be hashed
+        return Codec(values.hints.type_of(hint), values)
     if found is None:
         found = values.codecs[hint] = Codec(values.hints.type_of(hint), values)
     return found
 
 
 def remembering(
-    seal: Callable[[Any], Any], decode: Callable[[bytes], Any]
+    seal: Callable[[Any], Any], decode: Callable[[bytes], Any], head: bytes
 ) -> tuple[Callable[[Any], Any], Callable[[bytes], Any]]:
     """The same for values that cannot change: if the one decoded last is put back, it is not encoded again."""
     last: tuple[Any, bytes] = (Nothing, b"")
@@ -141,7 +150,8 @@ def remembering(
     def decode_and_remember(sealed: bytes) -> Any:
         nonlocal last
         value = decode(sealed)
-        last = (value, sealed)
+        if sealed.startswith(head):  # not of an older version
+            last = (value, sealed)
         return value
 
     return seal_again, decode_and_remember

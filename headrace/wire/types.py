@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import decimal
+import keyword
 import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
@@ -34,9 +35,17 @@ TEXTUAL: dict[type, tuple[int, Callable[[Any], str], Callable[[str], Any]]] = {
 }
 FROM_TEXT = {code: parse for code, _, parse in TEXTUAL.values()}
 SCALARS = (bool, int, float, str, bytes, type(None))
+HEAP_TYPE = 1 << 9  # in the flags of a class: it was made by a class statement
 FIXED_SIZE = (bool, int, float, type(None))
 
 Exactly = Callable[[Any], bool]
+
+
+def is_short(key: Any) -> bool:
+    """Whether a key may stand in a message."""
+    if type(key) is int:
+        return key.bit_length() <= 200
+    return type(key) in (str, bytes) and len(key) <= 60
 
 
 class Fault(NamedTuple):
@@ -59,12 +68,12 @@ class Constraint(Protocol):
 
 
 class Room:
-    """How much of a value may still be walked."""
+    """How much of a value may still be walked, and how many records deep."""
 
-    __slots__ = ("left",)
+    __slots__ = ("depth_left", "left")
 
-    def __init__(self, limit: int) -> None:
-        self.left = limit
+    def __init__(self, limit: int, depth_max: int = 0) -> None:
+        self.left, self.depth_left = limit, depth_max
 
     def take(self, size: int) -> bool:
         self.left -= size + 1
@@ -172,7 +181,9 @@ class TextType(DeclaredType):
         return None if type(value) is self.kind else Fault("", self.text, value)
 
     def test(self, v: str, source: Source, counted: bool) -> str:
-        return f"type({v}) is {source.name(self.kind)}"
+        test = f"type({v}) is {source.name(self.kind)}"
+        is_long = counted and self.kind is decimal.Decimal
+        return f"{test} and room.take({v}.__sizeof__() >> 3)" if is_long else test
 
     def lift(self) -> Any:
         return TEXTUAL[self.kind][0]
@@ -189,8 +200,9 @@ class DatetimeType(DeclaredType):
 
     def test(self, v: str, source: Source, counted: bool) -> str:
         # msgspec keeps UTC and no zone, no other offset, and no fold
-        zones = source.name((None, datetime.UTC))
-        return f"type({v}) is {source.name(datetime.datetime)} and {v}.tzinfo in {zones} and not {v}.fold"
+        utc = source.name(datetime.UTC)
+        is_kept = f"({v}.tzinfo is None or {v}.tzinfo is {utc}) and not {v}.fold"
+        return f"type({v}) is {source.name(datetime.datetime)} and {is_kept}"
 
     def lift(self) -> Any:
         return DATETIME_CODE
@@ -283,7 +295,7 @@ class DictType(DeclaredType):
             if not room.take(0):
                 return None
             if found is not None:
-                return found.within(f"[{key!r}]" if type(key) in SCALARS else "[...]")
+                return found.within(f"[{key!r}]" if is_short(key) else "[...]")
         return None
 
     def test(self, v: str, source: Source, counted: bool) -> str:
@@ -319,11 +331,20 @@ class DeclaredRecord(DeclaredType):
         self.depth = deeper(*(each.depth for each in fields.values()))
         self.has_parts = any(each.has_parts for each in fields.values())
         self.is_native = is_plain_record(self.cls) and all(each.is_native for each in fields.values())
+        self.is_native &= not any(map(keyword.iskeyword, fields))
         self.is_immutable = is_frozen(self.cls) and all(each.is_immutable for each in fields.values())
 
     def fault(self, value: Any, room: Room) -> Fault | None:
         if type(value) is not self.cls:
             return Fault("", self.text, value)
+        if room.depth_left <= 0 or not room.take(len(self.fields)):
+            return None
+        room.depth_left -= 1
+        found = self._fault_in_fields(value, room)
+        room.depth_left += 1
+        return found
+
+    def _fault_in_fields(self, value: Any, room: Room) -> Fault | None:
         for name, each in self.fields.items():
             if not hasattr(value, name):
                 return Fault(f".{name}", each.text, ABSENT)
@@ -333,6 +354,8 @@ class DeclaredRecord(DeclaredType):
         return None
 
     def test(self, v: str, source: Source, counted: bool) -> str:
+        if self.depth is None or any(map(keyword.iskeyword, self.fields)):
+            return "False"  # a walk must count how deep it is, or read fields that code cannot name
         counted_inside = counted or self.has_parts
 
         def body() -> Iterable[str]:
@@ -503,7 +526,10 @@ def is_plain_record(cls: type) -> bool:
         is_renamed = cls.__struct_fields__ != cls.__struct_encode_fields__
         is_strict = config.forbid_unknown_fields or config.array_like
         return not (is_renamed or config.tag is not None or is_strict or config.omit_defaults)
-    return not hasattr(cls, "__post_init__") and all(field.init for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    is_heap_type = all(base.__flags__ & HEAP_TYPE for base in cls.__mro__[:-1])  # not a dict or an Exception as well
+    return (
+        is_heap_type and not hasattr(cls, "__post_init__") and all(field.init for field in dataclasses.fields(cls))  # type: ignore[arg-type]
+    )
 
 
 def is_frozen(cls: type) -> bool:

@@ -190,7 +190,11 @@ class Values:
             return Ext(TUPLE, self._encode([self._lower(item, depth, room) for item in value]))
         if kind in TEXTUAL:
             code, to_text, _ = TEXTUAL[kind]
-            return Ext(code, to_text(value).encode())
+            text = to_text(value).encode()
+            room[0] -= len(text)
+            if room[0] < 0:
+                raise TooLarge(f"a value is over the limit of {self.bytes_max} bytes")
+            return Ext(code, text)
         if kind is datetime.datetime:
             return Ext(DATETIME, self._encode(lower_datetime(value)))
         record = self.records.get(kind)

@@ -7,7 +7,7 @@ import datetime
 import decimal
 import enum
 from collections import Counter
-from typing import Annotated, Any, Literal, Never
+from typing import Annotated, Any, Literal, Never, NewType, Tuple  # noqa: UP035
 
 import msgspec
 import pytest
@@ -20,7 +20,7 @@ from headrace.durability.migration import LooseValues
 from headrace.errors import BadValue, HeadraceError, ModelError, TooLarge
 from headrace.wire.hints import Unsupported
 from headrace.wire.native_form import is_native
-from headrace.wire.typed_values import Codec
+from headrace.wire.typed_values import Codec, codec_for
 from headrace.wire.values import Values, as_json, opened, same
 from tests.cluster import Cluster
 from tests.core.carried import shape
@@ -479,3 +479,115 @@ def test_partition_by_is_asked_once_for_a_key_and_its_errors_are_found_each_time
         for _ in range(2):
             replies = runtime.client.batch([(count, "bad"), (pass_on, "key1", "bad"), (count, "key1")])
             assert [reply.status for reply in replies] == ["refused", "aborted", "ok"]
+
+
+# --- found by a review ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Numbers:
+    ns: list[int]
+
+
+@dataclasses.dataclass
+class Tree:
+    left: Tree | None = None
+    right: Tree | None = None
+
+
+@dataclasses.dataclass
+class Chapter(dict):  # type: ignore[type-arg]
+    title: str
+
+
+Parts = NewType("Parts", list[Part])
+
+
+@dataclasses.dataclass
+class Noted:
+    """Hints that are written in other ways than the types that they mean."""
+
+    by_id: Annotated[dict[str, Part], "by id"]
+    one: Annotated[Part | None, "or none"]
+    pair: Annotated[tuple[Part, int], "a pair"]
+    parts: Parts
+    words: Tuple  # type: ignore[type-arg]  # noqa: UP006
+    rest: dict  # type: ignore[type-arg]
+
+
+@pytest.mark.parametrize("limit", [100, 1 << 20])
+@pytest.mark.parametrize("form", ["list", "dict", "record"])
+def test_a_wrong_part_at_the_end_of_a_long_value_is_found(form: str, limit: int) -> None:
+    count = limit * 3 // 5
+    hint, value = {
+        "list": (list[int], [*[1] * count, "x"]),
+        "dict": (dict[str, int], {**{str(n): 1 for n in range(count // 9)}, "x": "x"}),
+        "record": (Numbers, Numbers([*[1] * count, "x"])),  # type: ignore[list-item]
+    }[form]
+    values = Values([Numbers], bytes_max=limit)
+    with pytest.raises(BadValue, match="wanted int, found 'x'"):
+        codec_for(hint, values).seal(value)
+
+
+def test_records_that_contain_themselves_are_checked_in_bounded_time_and_depth() -> None:
+    values = Values([Tree])
+    codec = codec_for(Tree, values)
+    tree, chain = Tree(), Tree()
+    for _ in range(60):
+        tree = Tree(tree, tree)
+    for _ in range(5_000):
+        chain = Tree(chain)
+    with pytest.raises(TooLarge):
+        codec.seal(tree)
+    with pytest.raises(BadValue, match="nested deeper than"):
+        codec.seal(chain)
+    wrong = Tree(Tree("x"))  # type: ignore[arg-type]
+    with pytest.raises(BadValue, match=r"Tree.left.left: wanted Tree \| None, found 'x'"):
+        codec.seal(wrong)
+    assert values.unseal(codec.seal(Tree(Tree(), None))) == Tree(Tree(), None)
+
+
+def test_hints_may_be_written_in_any_way() -> None:
+    app = App("noted")
+    box = app.operator("box", state=Noted)
+
+    @box.register
+    def put(ctx: Context[Noted], n: int) -> Noted | None:
+        ctx.put(Noted({"a": Part(n)}, Part(n), (Part(n), n), Parts([Part(n)]), ("a", n), {n: "a"}))
+        return ctx.get()
+
+    for workers in (1, 3):
+        cluster = Cluster(app, workers)
+        (noted,) = cluster.results([(put, "k", 5)])
+        assert shape(noted) == shape(cluster.state()["box", "k"])
+        assert noted.parts == [Part(5)]
+
+
+def test_a_zone_keeps_its_name_in_a_record() -> None:
+    values = Values([Order])
+    named = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(0), "GMT"))
+    back = values.unseal(codec_for(Order, values).seal(Order(1, [], named)))
+    assert back.paid.tzname() == "GMT"
+
+
+def test_what_is_also_a_dict_is_not_written_natively() -> None:
+    codec = codec_for(Chapter, Values([Chapter]))
+    assert codec.native is None
+
+
+def test_long_decimals_count_towards_the_limit() -> None:
+    values = Values([])
+    with pytest.raises(TooLarge):
+        codec_for(list[decimal.Decimal], values).seal([decimal.Decimal("1" * 100_000)] * 100_000)
+
+
+def test_a_key_that_cannot_be_printed_is_not_in_the_message() -> None:
+    with pytest.raises(BadValue, match=r"\[\.\.\.\]: wanted int"):
+        codec_for(dict[int, int], Values()).seal({10**5000: "x"})
+
+
+def test_a_field_may_be_called_as_no_name_of_python_is() -> None:
+    record = msgspec.defstruct("Odd", [("class", int), ("n", int)])
+    values = Values([record])
+    value = record(**{"class": 1, "n": 2})
+    assert values.unseal(codec_for(record, values).seal(value)) == value

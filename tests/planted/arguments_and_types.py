@@ -95,8 +95,8 @@ MISTAKES = (
     Mistake(
         "A value of a declared type comes back with the same types, all the way down.",
         "headrace/wire/types.py",
-        "and {v}.tzinfo in {zones} and not {v}.fold",
-        "and not {v}.fold",
+        'is_kept = f"({v}.tzinfo is None or {v}.tzinfo is {utc}) and not {v}.fold"',
+        'is_kept = f"{utc} and not {v}.fold"',
     ),
     Mistake(
         "Readers without the app's classes see the same, whatever the form of a record.",
