@@ -19,6 +19,7 @@ from headrace.sim.promises import Logbook, LogRow
 from headrace.sim.timer_check import TimerCheck
 from headrace.sim.workload import Spin, Workload
 from headrace.wire.messages import Failure, Response
+from headrace.wire.native_form import is_native
 from headrace.wire.renewal import renew, same_renewed
 from headrace.wire.values import WRAP_BYTES, Values, is_wrapped, written_us
 
@@ -320,11 +321,13 @@ def is_found(
 
 
 def canonical(sealed: Any, values: Values) -> bytes:
-    """The state as the newest version of the app encodes it."""
+    """The state as the newest version of the app encodes it, in the form that does not depend on its declared type."""
     sealed = renew(sealed, values)
-    if is_wrapped(sealed):
-        return stamped(bytes(sealed[WRAP_BYTES:]), written_us(sealed))
-    return sealed if type(sealed) is bytes else values.encode(sealed)
+    time_us = written_us(sealed) if is_wrapped(sealed) else None
+    inner = sealed if time_us is None else bytes(sealed[WRAP_BYTES:])
+    if type(inner) is not bytes or is_native(inner):
+        inner = values.encode(values.unseal(inner))
+    return stamped(inner, time_us)
 
 
 def stamped(encoded: bytes, time_us: int | None) -> bytes:
