@@ -21,6 +21,7 @@ import datetime
 import decimal
 import keyword
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -107,7 +108,7 @@ class Source:
         return name
 
 
-class DeclaredType:
+class DeclaredType(ABC):
     """A type hint, read. `path` and `text` are for messages."""
 
     depth: int | None = 0  # how deep its values are nested; None if that has no bound
@@ -119,13 +120,13 @@ class DeclaredType:
     def __init__(self, text: str) -> None:
         self.text = text
 
+    @abstractmethod
     def fault(self, value: Any, room: Room) -> Fault | None:
         """Where the value differs from the type; None also if there is no room to look any further."""
-        raise NotImplementedError
 
+    @abstractmethod
     def test(self, v: str, source: Source, counted: bool) -> str:
         """An expression that is true if `v` is exactly of the type. If it counts, it takes the size from `room`."""
-        raise NotImplementedError
 
     def parts(self) -> list[DeclaredType]:
         """The types of its parts. (Those of a record are its fields.)"""
