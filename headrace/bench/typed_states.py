@@ -26,6 +26,7 @@ from headrace.bench.ycsb import BALANCE, EngineInThread, NotEnoughCredit, transf
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.model.operator import Function, Operator
+from headrace.runtime import gc_settings
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
 from headrace.runtime.inprocess import Runtime
@@ -236,8 +237,10 @@ def compare(
         for part in cut(transfers(keys, theta, BATCH, 0), BATCH):  # warm
             engine.run(ints.transfer, [part])
             engine.run(shape.transfer, [part])
-        for number in range(1, repeats + 1):
-            for part in cut(transfers(keys, theta, transactions, number), BATCH):
+        prepared = [cut(transfers(keys, theta, transactions, number), BATCH) for number in range(1, repeats + 1)]
+        gc_settings.freeze_gc()  # as `headrace run` does
+        for parts in prepared:
+            for part in parts:
                 pair = (ints, shape) if len(laps) % 2 else (shape, ints)
                 took = [engine.run(each.transfer, [part]) for each in pair]
                 laps.append((took[0], took[1]) if len(laps) % 2 else (took[1], took[0]))

@@ -329,7 +329,7 @@ PUT = """
 def put(self, v):
     try:
         if {test}:
-            data = head + encode(v)
+            data = head + {written}
             transaction, size = self._transaction, len(data)
             if size <= bytes_max and size <= transaction.bytes_left{whole}:
                 transaction.bytes_left -= size

@@ -65,8 +65,17 @@ class NativeForm:
 
     @property
     def may_omit(self) -> bool:
-        """Whether `encode` leaves out a field that was deleted: msgspec finds it missing, Python finds its default."""
-        return not issubclass(self.cls, msgspec.Struct) and bool(defaults_of(self.cls))
+        """Whether msgspec leaves out a field that was deleted: it finds it missing, where Python finds its default."""
+        return "__slots__" in self.cls.__dict__ and not is_struct(self.cls) and bool(defaults_of(self.cls))
+
+    def writing(self, source: Source) -> str:
+        """An expression that encodes the record `v`, without the head."""
+        encode = source.name(self.encode)
+        if not is_remade(self.cls):
+            return f"{encode}(v)"
+        fields = list(self.record.fields)
+        flat = msgspec.defstruct(self.cls.__name__, [(name, Any) for name in fields], gc=False)
+        return f"{encode}({source.name(flat)}({', '.join(f'v.{name}' for name in fields)}))"
 
     def compile_reading(self, template: str, name: str, **names: Any) -> Any:
         """A function that begins with these lines, which set `v` by a call of `typed`, and then makes the record."""
@@ -106,13 +115,18 @@ def native_parts(sealed: bytes) -> tuple[str, Any, dict[str, Any]]:
 
 # --- reading dataclasses ----------------------------------------------------------------------------------------------
 #
-# A dataclass that msgspec makes has its attributes in a separate dict, so that each access to one costs several times
-# as much as usual, and lacks those of fields that take their default. So msgspec makes structs with the same fields,
-# and these are set on new dataclasses, as an __init__ does it.
+# A dataclass that msgspec makes, or encodes, has its attributes in a separate dict: this dict takes as long as all the
+# rest, and each access to an attribute then costs several times as much as usual. One that it makes also lacks the
+# attributes of fields that take their default. So msgspec makes structs with the same fields, and these are set on new
+# dataclasses, as an __init__ does it; and it encodes structs that are made of dataclasses.
 
 
 def is_remade(cls: type) -> bool:
-    return not issubclass(cls, msgspec.Struct) and "__slots__" not in cls.__dict__
+    return not is_struct(cls) and "__slots__" not in cls.__dict__
+
+
+def is_struct(cls: type) -> bool:
+    return issubclass(cls, msgspec.Struct)
 
 
 def dir_of(cls: type) -> set[str]:
@@ -130,7 +144,7 @@ class Remaking:
 
     def lines(self, record: DeclaredRecord) -> Iterable[str]:
         """The lines that make a record of its twin `v`."""
-        if issubclass(record.cls, msgspec.Struct):
+        if is_struct(record.cls):
             fields = ", ".join(f"{name}={self.made(each, f'v.{name}')}" for name, each in record.fields.items())
             yield f"return {self.source.name(record.cls)}({fields})"
             return
@@ -213,7 +227,7 @@ class Remaking:
                     fields.append((name, hint, msgspec.field(default_factory=factory)))
                 else:
                     fields.append((name, hint) if default is NOTHING else (name, hint, default))
-            self.twins[record.cls] = msgspec.defstruct(record.cls.__name__, fields, kw_only=True)
+            self.twins[record.cls] = msgspec.defstruct(record.cls.__name__, fields, kw_only=True, gc=False)
         return self.twins[record.cls]
 
 

@@ -43,7 +43,7 @@ SEAL = """
 def seal(v):
     try:
         if {test}:
-            data = head + encode(v)
+            data = head + {written}
             if len(data) <= bytes_max{whole}:
                 return data
     except FAILURES:
@@ -119,11 +119,11 @@ class Codec:
     def compile_natively(self, form: NativeForm, template: str, name: str, **names: Any) -> Any:
         """A function over a value `v`, from a template with the check of the type in it."""
         source = Source(self.values.bytes_max)
-        source.names |= {"head": form.head, "encode": form.encode, "bytes_max": self.values.bytes_max}
+        source.names |= {"head": form.head, "bytes_max": self.values.bytes_max}
         source.names |= {"FAILURES": (*FAILURES, AttributeError), **names}
         whole = f" and data.startswith({source.name(form.map_head)}, {len(form.head)})" if form.may_omit else ""
-        lines = template.format(test=form.record.test("v", source, False), whole=whole).splitlines()
-        return compile_function(source, lines, name)
+        test, written = form.record.test("v", source, False), form.writing(source)
+        return compile_function(source, template.format(test=test, written=written, whole=whole).splitlines(), name)
 
 
 def codec_for(hint: Any, values: Values) -> Codec:
