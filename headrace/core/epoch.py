@@ -39,6 +39,7 @@ class Epoch:
     __slots__ = (
         "args",
         "bytes",
+        "carried",
         "closed_us",
         "decreed",
         "entries",
@@ -69,6 +70,7 @@ class Epoch:
         self.position = 0  # the number of its record in the log; 0 if there is none
         self.pieces: list[Piece] = []
         self.stored: list[bytes | None] = []  # for workers: where each stored piece's rows are
+        self.carried: list[Any] = []  # of each piece: see `Batch.carried`
         self.is_replayed = False  # an earlier engine logged it, and may have answered it
         self.is_inherited = False  # so did an earlier version of the app
         self.limits: dict[str, int] | None = None  # those it was logged with, if they differ from today's
@@ -108,6 +110,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     refused: dict[int, Failure] = {}
     sizes: list[int] | None = None  # bytes of each row's arguments, if any need counting
     ids: RequestIds = ""  # of rows not refused; they follow from the origin
+    carried: Any = None  # what a source wants to find beside the reply to each row that is not refused, as a column
 
     def __post_init__(self) -> None:
         ids = self.origin.ids

@@ -76,6 +76,7 @@ class Sequencing:
                     break
         epoch.has_ids |= isinstance(batch.origin, FromClient)
         epoch.stored.append(batch.origin.stored)
+        epoch.carried.append(None if batch.carried is None else batch.carried[start:stop])
         epoch.entries += batch.entries[start:stop]
         epoch.keys += batch.keys[start:stop]
         epoch.args += batch.args[start:stop]

@@ -65,6 +65,19 @@ def sealed_from_arrow(array: pa.Array) -> list[Any]:
     raise BadValue(f"a column of type {array.type} holds neither keys nor sealed values")
 
 
+def kind_of(column: pa.Array) -> str:
+    return next(kind for kind, type in KINDS.items() if type == column.type)
+
+
+def kinds_of(column: pa.Array) -> Columns:
+    """The columns by kind, as they were split."""
+    if pa.types.is_struct(column.type):
+        parts = zip([field.name for field in column.type], column.flatten(), strict=True)
+        return {kind: part for kind, part in parts if part.null_count < len(part)}
+    column = column.cast(KINDS["int"]) if pa.types.is_integer(column.type) else column
+    return {kind_of(column): column}
+
+
 def to_one_array(columns: Columns) -> pa.Array:
     """One array that holds all the columns of a list."""
     if not columns:

@@ -39,6 +39,7 @@ from headrace.durability.inbox.inbox import (
     release,
     waiting,
 )
+from headrace.durability.inbox.sign_of_life import SignOfLife
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, Stopped, StoreError
 
@@ -156,6 +157,7 @@ class Intake:
         self._done: queue.SimpleQueue[tuple[BatchId, Future[Any]] | None] = queue.SimpleQueue()
         self._busy_until_s = 0.0
         self._is_accepting = True  # until the runtime accepts no more
+        self._sign = SignOfLife(reader.store)
         self._thread = threading.Thread(target=self._serve, name="headrace-intake", daemon=True)
         self._thread.start()
 
@@ -163,6 +165,7 @@ class Intake:
         """Stop the thread. Call this after the runtime has finished what was submitted."""
         self._done.put(None)
         self._thread.join()
+        self._sign.end()
 
     def metrics(self) -> dict[str, int]:
         reader = self.reader
@@ -176,6 +179,9 @@ class Intake:
     def _serve(self) -> None:
         is_open = True
         while is_open:
+            with self._retrying():
+                if self._is_accepting:
+                    self._sign.give()
             with self._retrying():
                 if self._is_accepting and self.reader.look(lambda *item: self._done.put(item)):
                     self._busy_until_s = time.monotonic() + BUSY_S

@@ -16,6 +16,7 @@ starts.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ from pyspark.sql import functions as F  # noqa: N812 the usual name
 from pyspark.sql.streaming import StreamingQuery
 
 from headrace.core.signature import Signature
-from headrace.durability.inbox.arrow_rows import NAMED
-from headrace.durability.store import check_name
+from headrace.durability.inbox.arrow_rows import CARRIED, NAMED
+from headrace.durability.inbox.sign_of_life import Watch
+from headrace.durability.store import check_name, open_store
 from headrace.errors import BadArguments, StreamError
 from headrace.model.operator import Function
 from headrace.runtime.driver import Driver
-from headrace.spark.sources.calls import CallColumns
+from headrace.spark.sources.calls import CallColumns, check_columns
 from headrace.spark.sources.registry import register
 
 
@@ -42,6 +44,7 @@ def transact(
     args: Sequence[str] | Mapping[str, str] = (),
     args_json: str | None = None,
     request_id: str | None = None,
+    carry: Sequence[str] = (),
     runtime: Driver | None = None,
     store: str | None = None,
     name: str | None = None,
@@ -52,17 +55,20 @@ def transact(
     or `{parameter: column}`; a parameter without a column takes its default.
 
     Without a `function` the rows name theirs, in a column `function` ("account.transfer") or in `operator` and
-    `function`. `request_id` is a column with ids for the replies; the default is "<query>/<batch>/<row>". The engine is
-    `runtime`, or the app that runs on the `store`. For a stream, Spark's own StreamingQuery is returned; `trigger` is
-    Spark's, as in `{"availableNow": True}`; its checkpoint is kept in the store, under its `name`, unless you give a
-    place. The rows of a table have all run when this returns; with a `name` they run once, however often it is called.
+    `function`. `request_id` is a column with ids for the replies; the default is "<query>/<batch>/<row>". `carry` names
+    columns that the replies show again, as JSON in their column `carried`. The engine is `runtime`, or the app that
+    runs on the `store`. For a stream, Spark's own StreamingQuery is returned; `trigger` is Spark's, as in
+    `{"availableNow": True}`; its checkpoint is kept in the store, under its `name`, unless you give a place. The rows
+    of a table have all run when this returns; with a `name` they run once, however often it is called.
     """
-    if isinstance(args, str):
-        raise StreamError(f"args must be a list of column names: args=[{args!r}]")
+    for what, given in (("args", args), ("carry", carry)):
+        if isinstance(given, str):
+            raise StreamError(f"{what} must be a list of column names: {what}=[{given!r}]")
     names = tuple(args) if isinstance(args, Mapping) else ()
     columns = tuple(args.values() if isinstance(args, Mapping) else args)
     wanted = CallColumns(name_of(function), key, columns, args_json or "", request_id or "", names=names)
     wanted.check(df.columns)
+    check_columns(carry, df.columns)
     where = store_for(runtime, store)
     if runtime is not None and function is not None and not args_json:
         check_args(runtime.engine.program.find(function).signature, columns, names)
@@ -74,8 +80,9 @@ def transact(
         "args": json.dumps({name: NAMED + name for name in names} if names else list(wanted.arg_columns())),
         "argsJson": "args" if args_json else "",
         "requestId": "id" if request_id else "",
+        "carry": CARRIED if carry else "",
     }
-    rows = df.select(*columns_of(df, wanted))
+    rows = df.select(*columns_of(df, wanted), *carried(carry))
     if not df.isStreaming:
         if checkpoint is not None or trigger is not None:
             raise StreamError("this DataFrame is not a stream: checkpoint and trigger are for spark.readStream...")
@@ -89,7 +96,10 @@ def transact(
         writer = writer.queryName(name)
     if trigger is not None:
         writer = writer.trigger(**trigger)
-    return writer.start()
+    query = writer.start()
+    if runtime is None:
+        threading.Thread(target=Watch(open_store(where)).wait, name="headrace-watch", daemon=True).start()
+    return query
 
 
 def check_args(signature: Signature, columns: Sequence[str], names: Sequence[str]) -> None:
@@ -143,6 +153,12 @@ def columns_of(df: DataFrame, wanted: CallColumns) -> list[Any]:
     if not wanted.function:
         columns += [F.col(each) for each in ("operator", "function") if each in df.columns]
     return columns
+
+
+def carried(columns: Sequence[str]) -> list[Any]:
+    """The column of what is carried along: an object in JSON, as `from_json` reads it."""
+    each = [F.col(quoted(column)).alias(column) for column in columns]
+    return [F.to_json(F.struct(*each), {"ignoreNullFields": "false"}).alias(CARRIED)] if each else []
 
 
 def quoted(column: str) -> str:

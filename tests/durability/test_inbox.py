@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headrace.core.admission import Admission
 from headrace.core.origin import BatchId
 from headrace.core.program import Program
 from headrace.durability.identity import with_checksum
+from headrace.durability.inbox import sign_of_life
 from headrace.durability.inbox.batch_cache import BatchCache
 from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.inbox import (
@@ -28,6 +30,7 @@ from headrace.durability.inbox.inbox import (
     waiting,
     write_segment,
 )
+from headrace.durability.inbox.sign_of_life import Sign, SignOfLife, Watch, sign_in
 from headrace.durability.store import DirectoryStore, address_of, open_store
 from headrace.errors import Fenced, StoreError, StreamError
 from headrace.sim.disk import SimStore
@@ -423,6 +426,55 @@ def test_who_waits_for_a_batch_that_is_held_is_told(tmp_path: Path) -> None:
         with pytest.raises(StreamError, match=f"blocked: {segment.name}.*it is missing"):
             runtime.drain(20)
         assert runtime.get(item, "a") is None, "it goes on"
+
+
+def test_an_engine_shows_that_it_lives_and_takes_the_sign_away_when_it_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sign_of_life, "EVERY_S", 0.01)
+    store = open_store(tmp_path / "store")
+    old = Runtime(app, store=tmp_path / "store")
+    eventually(lambda: getattr(sign_in(store), "count", 0) > 2)
+    with Runtime(app, store=tmp_path / "store"):
+        eventually(lambda: getattr(sign_in(store), "count", 0) > 2)
+    old.close()
+    assert sign_in(store) is None
+
+
+@pytest.mark.parametrize("left_behind", [None, Sign("killed", 7, 0.01)])
+def test_who_waits_for_an_engine_that_does_not_run_is_warned_once_and_waits_on(
+    left_behind: Sign | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sign_of_life, "PATIENCE_S", 0.1)
+    store = open_store(tmp_path / "store")
+    with Runtime(app, store=tmp_path / "store"):
+        pass
+    if left_behind is not None:
+        store.put("alive", msgspec.json.encode(left_behind))
+    close(store, 0, table([1]))
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(await_finished, store, BatchId("q", 0), 60)
+        eventually(lambda: "no app seems to run" in caplog.text)
+        assert not waits.done()
+        with Runtime(app, store=tmp_path / "store") as runtime:
+            waits.result(60)
+            assert runtime.get(item, "a") == [1]
+    assert caplog.text.count("no app seems to run") == 1
+    assert str(tmp_path / "store") in caplog.text
+
+
+def test_who_waits_for_an_engine_that_is_slow_is_not_warned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sign_of_life, "PATIENCE_S", 0.2)
+    store = open_store(tmp_path / "store")
+    with Runtime(app, store=tmp_path / "store"):
+        eventually(lambda: sign_in(store) is not None)
+        watch = Watch(store)
+        watch.look()
+        SignOfLife(store).give()
+        watch.wait()
+    assert "no app" not in caplog.text
 
 
 def test_a_runtime_that_is_replaced_leaves_the_inbox_alone(tmp_path: Path) -> None:

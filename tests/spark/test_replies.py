@@ -18,6 +18,7 @@ import pytest
 from headrace import App, Config, Runtime
 from headrace.core.epoch import Piece
 from headrace.core.origin import FromSource
+from headrace.durability.inbox.batch_calls import with_carried
 from headrace.durability.log.log import bounds, read_log
 from headrace.durability.log.records import EpochHeader, unpack, unpack_results
 from headrace.durability.store import DirectoryStore
@@ -88,26 +89,33 @@ class Told:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
 
-    def add(self, answers: Answers) -> None:
+    def add(self, answers: Answers, calls: list[Any], carried: list[str | None] | None = None) -> None:
+        """`calls` are `(function, key, ...)`, with a row each."""
         for at, tid in enumerate(answers.tids):
             if tid is None:
                 continue
             failure, value = answers.failures.get(at), answers.results[at]
-            key = failure.key if failure is not None else None
+            function, key, *_ = calls[at]
             self.rows[tid] = {
                 "request_id": id_of(answers.ids, at),
                 "tid": tid,
                 "epoch": answers.epochs[at],
+                "function": function.full_name,
+                "key": shown_key(key),
                 "status": "ok" if failure is None else "aborted",
                 "result": None if failure is not None else json.dumps(as_told(plain(value))),
                 "error": failure.message if failure is not None else None,
                 "error_type": failure.type if failure is not None else None,
-                "function": failure.function if failure is not None else None,
-                "key": key.hex() if isinstance(key, bytes) else None if key is None else str(key),
+                "raised_in": None if failure is None else {"function": failure.function, "key": shown_key(failure.key)},
+                "carried": None if carried is None else carried[at],
             }
 
     def in_order(self) -> list[dict[str, Any]]:
         return [self.rows[tid] for tid in sorted(self.rows)]
+
+
+def shown_key(key: Any) -> str:
+    return key.hex() if isinstance(key, bytes) else str(key)
 
 
 def as_told(value: Any) -> Any:
@@ -123,10 +131,19 @@ def again(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def from_stream(runtime: Runtime, batch_id: int, ids: Any, rows: list[tuple[Any, Any, tuple[Any, ...]]]) -> Answers:
+def from_stream(
+    runtime: Runtime,
+    batch_id: int,
+    ids: Any,
+    rows: list[tuple[Any, Any, tuple[Any, ...]]],
+    carried: list[str | None] | None = None,
+) -> Answers:
     """As Spark's micro-batches come."""
     calls: list[Any] = [*rows]
-    return runtime.submit(runtime.admission.admit_rows(FromSource(ids, "query", batch_id), calls)).result()
+    batch = runtime.admission.admit_rows(FromSource(ids, "query", batch_id), calls)
+    if carried is not None:
+        batch = with_carried(batch, pa.table({"carried": carried}))
+    return runtime.submit(batch).result()
 
 
 def fill(where: Path, seed: int, batches: int = 40, **settings: Any) -> Told:
@@ -142,24 +159,26 @@ def fill(where: Path, seed: int, batches: int = 40, **settings: Any) -> Told:
             ]
             match random.choice(["client", "mixed", "stream", "stream", "own ids", "refused", "values"]):
                 case "client":
-                    told.add(runtime.client.batch([(f, key, *args) for f, key, args in rows]).answers)
+                    told.add(runtime.client.batch([(f, key, *args) for f, key, args in rows]).answers, rows)
                 case "mixed":
                     mixed = [(random.choice(FUNCTIONS), key, *args) for _, key, args in rows]
-                    told.add(runtime.client.batch(mixed).answers)
+                    told.add(runtime.client.batch(mixed).answers, mixed)
                 case "values":
                     calls = [(echo, "k", random.choice(VALUES_OF_ALL_KINDS)) for _ in rows]
-                    told.add(runtime.client.options(request_id=f"values{number}").batch(calls).answers)
+                    told.add(runtime.client.options(request_id=f"values{number}").batch(calls).answers, calls)
                 case "stream":
-                    told.add(from_stream(runtime, sent, f"query/{sent}", rows))
+                    carried = random.choice([None, [random.choice([None, f'{{"n": {at}}}']) for at in range(count)]])
+                    told.add(from_stream(runtime, sent, f"query/{sent}", rows, carried), rows, carried)
                     sent += 1
                 case "own ids":
-                    told.add(from_stream(runtime, sent, [f"own-{number}-{at}" for at in range(count)], rows))
+                    told.add(from_stream(runtime, sent, [f"own-{number}-{at}" for at in range(count)], rows), rows)
                     sent += 1
                 case "refused":
                     rows[count // 2] = (function, None, (1,))  # no key
-                    answers = from_stream(runtime, sent, f"query/{sent}", rows)
+                    carried = [f"row {at}" for at in range(count)]
+                    answers = from_stream(runtime, sent, f"query/{sent}", rows, carried)
                     assert answers.tids[count // 2] is None
-                    told.add(answers)
+                    told.add(answers, rows, carried)
                     sent += 1
     return told
 
@@ -279,14 +298,14 @@ def test_replies_that_a_crash_has_lost_come_again_with_the_same_ids(tmp_path: Pa
     told = Told()
     config = Config(reply_interval_us=1 << 60, epoch_transactions_max=random.choice([20, 1_000]))
     with Runtime(app, config, store=where) as runtime:
-        told.add(runtime.client.batch([(add, 1, 1)]).answers)
+        told.add(runtime.client.batch([(add, 1, 1)]).answers, [(add, 1)])
         for number in range(12):
             count = random.choice([1, 40, 90])
             ids: Any = random.choice([f"query/{number}", [f"own-{number}-{at}" for at in range(count)]])
             rows: list[Any] = [(random.choice(FUNCTIONS[:3]), at % 7, (at,)) for at in range(count)]
             if random.random() < 0.5:
                 rows[0] = (add, None, (1,))
-            told.add(from_stream(runtime, number, ids, rows))
+            told.add(from_stream(runtime, number, ids, rows), rows)
         shutil.copytree(where, copy)
         assert bounds(DirectoryStore(copy), "replies")[1] <= 3
     with Runtime(app, store=copy):
@@ -324,7 +343,7 @@ class Sink:
         self.fails_at = fails_at
 
     def __call__(self, df: Any, batch_id: int) -> None:
-        rows = [row.asDict() for row in df.collect()]
+        rows = [row.asDict(recursive=True) for row in df.collect()]
         if batch_id in self.batches:
             self.repeats += 1
             assert by_tid(rows) == by_tid(self.batches[batch_id])
@@ -354,7 +373,7 @@ def run(spark: Any, where: Path, checkpoint: Path, sink: Sink, **options: Any) -
 def test_a_table_of_replies_is_what_was_answered(source: Any, filled: tuple[Path, Told]) -> None:
     where, told = filled
     read = source.read.format("headrace.replies").option("partitions", 3)
-    rows = [row.asDict() for row in read.load(str(where)).collect()]
+    rows = [row.asDict(recursive=True) for row in read.load(str(where)).collect()]
     assert again(by_tid(rows)) == told.in_order()
     some = read.option("startingEpoch", 5).option("endingEpoch", 9).load(str(where)).collect()
     want = [row["tid"] for row in told.in_order() if 5 <= row["epoch"] <= 9]
@@ -373,7 +392,7 @@ def test_a_stream_brings_each_reply_once_and_goes_on_where_it_stopped(source: An
     ends = [json.loads(each.sources[0].endOffset)["epoch"] for each in progress if each.numInputRows]
     assert [end - start for start, end in zip([0, *ends], ends, strict=False)][:-1] == [9] * (len(ends) - 1)
     with Runtime(app, store=where) as runtime:
-        told.add(runtime.client.batch([(add, "more", 1)] * 500).answers)
+        told.add(runtime.client.batch([(add, "more", 1)] * 500).answers, [(add, "more")] * 500)
     run(source, where, tmp_path / "checkpoint", sink)
     assert again(sink.rows()) == told.in_order()
     assert sum(map(len, sink.batches.values())) == len(told.rows)
@@ -389,7 +408,7 @@ def test_a_batch_that_spark_repeats_has_the_same_rows(source: Any, tmp_path: Pat
     with pytest.raises(Exception, match="the sink is full"):
         run(source, where, tmp_path / "checkpoint", sink, maxEpochsPerBatch=10)
     with Runtime(app, store=where) as runtime:  # more has come when it goes on
-        told.add(runtime.client.batch([(add, "more", 1)] * 50).answers)
+        told.add(runtime.client.batch([(add, "more", 1)] * 50).answers, [(add, "more")] * 50)
     run(source, where, tmp_path / "checkpoint", sink, partitions=3)
     assert sink.repeats == 1
     assert again(sink.rows()) == told.in_order()
@@ -404,7 +423,8 @@ def test_a_stream_follows_an_app_that_is_running(source: Any, tmp_path: Path) ->
         writer = stream.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.start()
         for number in range(15):
-            told.add(from_stream(runtime, number, f"{query.id}/{number}", [(add, at, (1,)) for at in range(200)]))
+            rows: list[Any] = [(add, at, (1,)) for at in range(200)]
+            told.add(from_stream(runtime, number, f"{query.id}/{number}", rows), rows)
         runtime.snapshot()  # the replies are in the store before it
         query.processAllAvailable()
         query.stop()

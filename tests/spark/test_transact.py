@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
@@ -14,10 +16,15 @@ from typing import Any
 
 import pytest
 
-from headrace import Abort, App, Context, Runtime
+from headrace import Abort, App, Config, Context, Runtime
+from headrace.durability.inbox import sign_of_life
 from headrace.durability.inbox.inbox import waiting
+from headrace.durability.log.log import bounds
+from headrace.durability.store import DirectoryStore
 from headrace.errors import StreamError, UnknownFunction
 from headrace.runtime.intake import InboxReader
+from headrace.spark.sources.registry import register
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -129,7 +136,7 @@ def test_every_row_is_a_transaction_and_the_total_is_conserved(spark: Any, runti
     assert "aborted" in statuses
     assert runtime.state(account) == balances
     aborted = [row for row in found if row.status == "aborted"]
-    assert all(row.error_type == "Abort" and row.function == "account.transfer" for row in aborted)
+    assert all(row.error_type == "Abort" and row.raised_in.function == "account.transfer" for row in aborted)
     assert runtime.metrics()["source_rows"] == 300
 
 
@@ -410,6 +417,94 @@ def test_nobody_takes_the_calls_of_an_app_that_is_not_running_and_nothing_is_los
         assert runtime.state(account) == {"a": 1}
 
 
+def test_a_stream_that_no_app_takes_is_warned_of_and_goes_on_when_one_starts(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from headrace.spark import transact
+
+    monkeypatch.setattr(sign_of_life, "PATIENCE_S", 0.1)
+    with Runtime(app, store=tmp_path / "store"):
+        pass
+    for part in range(2):
+        write(tmp_path / "in", f"{part}.json", [{"src": "a", "dst": "", "amount": 1}])
+    df = stream(spark, tmp_path / "in")
+    query = transact(
+        df, deposit, key="src", args=["amount"], store=str(tmp_path / "store"), name="it", trigger=AVAILABLE
+    )
+    eventually(lambda: "no app seems to run" in caplog.text)
+    with Runtime(app, store=tmp_path / "store") as runtime:
+        run(query)
+        runtime.drain()
+        assert runtime.state(account) == {"a": 2}
+
+
+def test_replies_tell_what_was_called_and_carry_columns_of_their_rows(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joined by a column of the input; the same after a crash that has lost the replies."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    from headrace.spark import transact
+
+    rows = [
+        {
+            "src": None if n == 5 else f"k{n % 3}",
+            "dst": f"k{(n + 1) % 3}",
+            "amount": n % 4,
+            "order": f"o-{n}",
+            "day": None,
+        }
+        for n in range(40)
+    ]
+    write(tmp_path / "in", "0.json", rows)
+    schema = "src string, dst string, amount long, order string, day date"
+    store, copy = tmp_path / "store", tmp_path / "copy"
+    with Runtime(app, Config(reply_interval_us=1 << 60), store=store) as runtime:
+        runtime.client.map(deposit, ["k0", "k1"], [(5,), (5,)])
+        df = stream(spark, tmp_path / "in", schema)
+        run(transact(df, transfer, runtime=runtime, name="orders", carry=["order", "day", "amount"], **TRANSFERS))
+        runtime.drain()
+        shutil.copytree(store, copy)
+    assert bounds(DirectoryStore(copy), "replies")[1] <= 1, "they were not written yet"
+    with Runtime(app, store=copy):
+        pass
+    for where in (store, copy):
+        read = spark.read.format("headrace.replies").load(str(where)).orderBy("tid")
+        clients, streams = read.limit(2).collect(), read.where("tid > 2")
+        assert [(row.function, row.key, row.carried) for row in clients] == [
+            ("account.deposit", "k0", None),
+            ("account.deposit", "k1", None),
+        ]
+        found = streams.select("*", F.from_json("carried", "order string, day date, amount long").alias("of")).collect()
+        taken = [row for row in rows if row["src"] is not None]
+        assert [(row.function, row.key) for row in found] == [("account.transfer", row["src"]) for row in taken]
+        assert [row.of.asDict() for row in found] == [
+            {name: row[name] for name in ("order", "day", "amount")} for row in taken
+        ]
+        assert {row.status for row in found} == {"ok", "aborted"}
+        for row in found:
+            assert row.raised_in == (None if row.status == "ok" else (row.function, row.key))
+
+
+def test_an_option_that_does_not_exist_is_refused(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
+    register(spark)
+    where = str(runtime.store_url)
+    for source, options, message in (
+        ("headrace.replies", {"startingepochs": 1}, "no option startingepochs. Did you mean startingEpoch?"),
+        ("headrace.replies", {"startingEPOCH": 1, "zzz": 1}, "no option zzz. The options are: "),
+        ("headrace.state", {"operator": "account", "keyColum": "id"}, "Did you mean keyColumn?"),
+        ("headrace.changes", {"operators": "account"}, "Did you mean operator?"),
+        ("headrace.dead", {"query": "q"}, "no option query"),
+    ):
+        with pytest.raises(Exception, match=re.escape(message)):
+            spark.read.format(source).options(**options).load(where).collect()
+    table = spark.createDataFrame([("a", 1)], "who string, n long")
+    calls = table.write.format("headrace.calls").mode("append").option("key", "who").option("arguments", "n")
+    with pytest.raises(Exception, match=re.escape("no option arguments")):
+        calls.option("function", "account.deposit").save(where)
+    assert runtime.state(account) == {}
+
+
 def test_what_is_wrong_with_a_stream_is_said_before_it_starts(spark: Any, runtime: Runtime, tmp_path: Path) -> None:
     from headrace.spark import transact
 
@@ -419,6 +514,11 @@ def test_what_is_wrong_with_a_stream_is_said_before_it_starts(spark: Any, runtim
         ({"key": "source", "args": ["dst", "amount"]}, "no column source; it has: src, dst, amount"),
         ({"key": "src", "args": ["dst"]}, r"account.transfer\(to: str, amount: int\) cannot be called with the 1"),
         ({"key": "src", "args": "dst"}, "list of column names"),
+        (
+            {"key": "src", "args": ["dst", "amount"], "carry": "dst"},
+            r"carry must be a list of column names: carry=\['dst'\]",
+        ),
+        ({"key": "src", "args": ["dst", "amount"], "carry": ["day"]}, "no column day"),
         ({"key": "src", "args": ["dst", "amount"], "store": "elsewhere"}, "not both"),
     ):
         with pytest.raises(StreamError, match=message):

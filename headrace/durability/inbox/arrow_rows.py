@@ -27,6 +27,7 @@ def read_table(store: Store, closed: ClosedBatch) -> pa.Table | None:
 
 
 NAMED = "arg:"  # before the name, of a column with an argument by name
+CARRIED = "carried"  # the column with what a source wants to find beside the replies
 
 
 def rows_of(table: pa.Table) -> list[Row]:

@@ -24,7 +24,7 @@ from headrace.core.origin import FromSource
 from headrace.core.program import Args, Entry, Program
 from headrace.core.signature import Signature
 from headrace.durability.added_fields import reset
-from headrace.durability.inbox.arrow_rows import Row, named_of, read_table, rows_of, to_python
+from headrace.durability.inbox.arrow_rows import CARRIED, Row, named_of, read_table, rows_of, to_python
 from headrace.durability.inbox.inbox import ClosedBatch
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, BadArguments, BadMessage, BadRequest
@@ -51,10 +51,20 @@ def decode_stored(stored: bytes) -> StoredRows:
 def read_calls(store: Store, closed: ClosedBatch, admission: Admission, after: int = -1) -> Batch:
     """Reads the batch and admits its rows. The refused ones are in the batch's `refused`. `after` is the last batch of
     its source that ran, as far as the caller knows."""
-    batch = admit(closed, read_table(store, closed), admission)
+    table = read_table(store, closed)
+    batch = with_carried(admit(closed, table, admission), table)
     rows = StoredRows(closed, admission_limits(admission.program.config), sorted(batch.refused))
     origin = FromSource(batch.origin.ids, *closed.batch_id, after, msgspec.msgpack.encode(rows))
     return msgspec.structs.replace(batch, origin=origin)
+
+
+def with_carried(batch: Batch, table: pa.Table | None) -> Batch:
+    if table is None or CARRIED not in table.column_names:
+        return batch
+    carried = table.column(CARRIED).combine_chunks()
+    if batch.refused:
+        carried = carried.take(pa.array([at for at in range(len(carried)) if at not in batch.refused], pa.int64()))
+    return msgspec.structs.replace(batch, carried=carried)
 
 
 def reread_calls(store: Store, stored: StoredRows, program: Program) -> Batch:
@@ -92,6 +102,7 @@ def refuse_again(batch: Batch, refused: list[int]) -> Batch:
         [batch.args[row] for row in rows],
         then | batch.refused,
         None if batch.sizes is None else [batch.sizes[row] for row in rows],
+        carried=None if batch.carried is None else batch.carried.take(pa.array(rows, pa.int64())),
     )
 
 

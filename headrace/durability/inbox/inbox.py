@@ -38,6 +38,7 @@ from headrace.core.origin import BatchId, FromSource
 from headrace.core.snapshot_metadata import SourcesMetadata
 from headrace.core.source_batches import ONCE, gap
 from headrace.durability.identity import read_checked, with_checksum
+from headrace.durability.inbox.sign_of_life import Watch
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, ObjectMissing, StreamError
 
@@ -156,8 +157,10 @@ def await_finished(store: Store, batch: BatchId, patience_s: float) -> None:
     if number < 0:
         return
     until_s, pause_s = time.monotonic() + patience_s, 0.001
+    watch = Watch(store)
     while store.exists(name_of(batch)):
         check_held(store, batch)
+        watch.look()
         if time.monotonic() > until_s:
             then = "Then start the query again"
             if source.startswith(ONCE):  # written again, it would be another batch

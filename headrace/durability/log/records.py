@@ -11,8 +11,7 @@ Never here: files, which thread writes, and when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import repeat
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -176,9 +175,8 @@ class Records:
         if not any(piece.position for piece in epoch.pieces):
             return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, results))
         header = msgspec.structs.replace(header, pieces=epoch.pieces)  # readers of the replies do not read the log
-        called, numbers = called_by_sources(epoch)
-        tables = (columns, {"called": numbers}, results) if numbers is not None else (columns, results)
-        return ColumnRecord(RepliesHeader(header, epoch.failures, called), tables)
+        called, tables = called_by_sources(epoch)
+        return ColumnRecord(RepliesHeader(header, epoch.failures, called), (columns, *tables, results))
 
     def encode_replies(self, epoch: Epoch) -> bytes:
         return self.pack(self.replies_to_columns(epoch))
@@ -237,6 +235,7 @@ class Records:
         for number, piece in enumerate(header.pieces):
             known = None if batches is None else batches.get(piece.position)
             epoch.stored.append(None if known is None else known.origin.stored)
+            epoch.carried.append(None)
             if not piece.position:
                 epoch.has_ids |= not piece.is_own
                 epoch.entries += entries[at : at + piece.size]
@@ -250,6 +249,7 @@ class Records:
             else:
                 stop = piece.start + piece.size
                 epoch.pieces[number] = known.piece(piece.start, stop, piece.position)
+                epoch.carried[number] = None if known.carried is None else known.carried[piece.start : stop]
                 epoch.entries += known.entries[piece.start : stop]
                 epoch.keys += known.keys[piece.start : stop]
                 epoch.args += known.args[piece.start : stop]
@@ -290,18 +290,27 @@ class Records:
         return entry.sealed if is_sealed else entry
 
 
-def called_by_sources(epoch: Epoch) -> tuple[list[str], Any]:
-    """The functions that rows of sources called, and a column with their numbers, if there are several."""
+def called_by_sources(epoch: Epoch) -> tuple[list[str], list[Columns]]:
+    """The functions that rows of sources called. And tables with a row for each of these: the number of its function,
+    if there are several; its key; what the source wants to find beside the reply."""
     entries: list[Entry | None] = []
-    for piece, start in zip(epoch.pieces, epoch.starts(), strict=True):
-        entries += epoch.entries[start : start + piece.size] if piece.position else []
+    keys: list[Any] = []
+    carried: list[Any] = []
+    for piece, start, beside in zip(epoch.pieces, epoch.starts(), epoch.carried, strict=True):
+        if piece.position:
+            entries += epoch.entries[start : start + piece.size]
+            keys += epoch.keys[start : start + piece.size]
+            carried.append(pa.nulls(piece.size, pa.string()) if beside is None else beside)
     if not entries or None in entries:  # of an epoch whose rows were not read
-        return [], None
+        return [], []
+    tables: list[Columns] = [{"called_key": to_column(keys)}]
+    if any(each.null_count < len(each) for each in carried):
+        tables.append({"carried": pa.concat_arrays(carried)})
     names = {entry: entry.name for entry in dict.fromkeys(entries) if entry is not None}
     called = list(dict.fromkeys(names.values()))
-    if len(called) == 1:
-        return called, None
-    return called, to_column([called.index(names[entry]) for entry in entries if entry is not None])
+    if len(called) > 1:
+        tables.append({"called": to_column([called.index(names[entry]) for entry in entries if entry is not None])})
+    return called, tables
 
 
 def calls_to_columns(entries: list[Entry], keys: list[Any], args: list[Args]) -> tuple[CallRows, Columns]:
@@ -372,23 +381,24 @@ def unpack_results(data: bytes) -> tuple[RepliesHeader, Any]:
         raise unreadable(error) from None
 
 
-def unpack_called(data: bytes) -> list[str | None]:
-    """The function that each row of a record of replies called; None where the record does not say."""
+class CalledRows(NamedTuple):
+    """What rows of an epoch called: the names of the functions; for each row the number of its function, None if there
+    is only one; the keys; what is carried. A column that the record does not have is None."""
+
+    names: list[str]
+    numbers: Any
+    keys: Any
+    carried: Any = None
+
+
+def unpack_called(data: bytes) -> tuple[CalledRows, CalledRows]:
+    """The rows of a record of replies that came from sources, and the others."""
     header, columns = unpack(data)
     if not isinstance(header, RepliesHeader):
         raise LogBroken(f"a record among the replies holds {type(header).__name__}")
-    own = iter(named([name for name, _ in header.epoch.rows.functions], columns.get("function")))
-    of_sources = iter(named(header.called, columns.get("called")))
-    return [
-        next(of_sources if piece.position else own, None) for piece in header.epoch.pieces for _ in range(piece.size)
-    ]
-
-
-def named(names: list[str], numbers: Any) -> Iterable[str]:
-    """What the numbers stand for; without numbers, the only name again and again."""
-    if numbers is not None:
-        return map(names.__getitem__, from_column(numbers))
-    return repeat(names[0]) if names else ()
+    of_sources = CalledRows(header.called, columns.get("called"), columns.get("called_key"), columns.get("carried"))
+    names = [name for name, _ in header.epoch.rows.functions]
+    return of_sources, CalledRows(names, columns.get("function"), columns.get("key"))
 
 
 def parts_of(data: bytes) -> list[memoryview]:

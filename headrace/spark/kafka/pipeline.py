@@ -73,7 +73,7 @@ def reply_rows(replies: DataFrame, dead: DataFrame, query_id: str) -> DataFrame:
                     "epoch",
                     F.coalesce(F.left("error", F.lit(ERROR_CHARACTERS_MAX)), too_large()).alias("error"),
                     F.col("error_type").alias("type"),
-                    F.when(F.col("function").isNotNull(), F.struct("function", "key")).alias("raised_in"),
+                    "raised_in",
                 )
             )
         ).alias("value"),

@@ -6,9 +6,10 @@
 Options: `function`, or a column `function` ("operator.function"), or columns `operator` and `function`, if rows call
 different functions; `key`, the column of the keys; `args`, the columns of the arguments in order, or a JSON object of
 them by the names of the parameters; or `argsJson`, one column with a JSON list or object; `requestId`, a column with
-request ids; `patience`, how many seconds to wait until the batch has run (for a stream: the batch before it). The
-default is 300. Or `callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the columns `key`
-and `requestId` are used for calls that have none.
+request ids; `carry`, a column with text that is found again in the column `carried` of `headrace.replies`; `name`, for
+a table: see `TableWriter`; `patience`, how many seconds to wait until the batch has run (for a stream: the batch before
+it). The default is 300. Or `callJson`, one column with whole calls in JSON, as POST /v1/call takes them: then the
+columns `key` and `requestId` are used for calls that have none.
 
 Each task writes its rows as segments into the store. The commit closes the batch in the inbox, by query and number,
 where the engine takes it (durability/inbox/inbox.py). Rows of one partition keep their order; no row passes through the
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from pyspark.sql.types import StructType
 from headrace.core.origin import BatchId
 from headrace.core.source_batches import ONCE
 from headrace.durability.identity import CURRENT, read_checked
-from headrace.durability.inbox.arrow_rows import NAMED
+from headrace.durability.inbox.arrow_rows import CARRIED, NAMED
 from headrace.durability.inbox.inbox import (
     ClosedBatch,
     InboxSegment,
@@ -48,10 +49,11 @@ from headrace.durability.inbox.inbox import (
 )
 from headrace.durability.store import Store, check_name
 from headrace.errors import ObjectMissing, StoreError, StreamError, UnknownFunction
-from headrace.spark.sources.options import located, names, store_of, whole
+from headrace.spark.sources.options import check_names, located, names, store_of, whole
 from headrace.spark.tasks import freeze_gc, gathered
 
 QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # what Spark tells the tasks of a micro-batch
+OPTIONS = ("function", "key", "args", "argsJson", "requestId", "callJson", "carry", "name", "patience")
 SEGMENT_BYTES = 64 << 20
 PATIENCE_S = 300
 
@@ -67,6 +69,7 @@ class CallColumns:
     request_id: str
     call_json: str = ""
     names: tuple[str, ...] = ()  # of the parameters that the columns of `args` are for; by position if empty
+    carry: str = ""
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> CallColumns:
@@ -79,6 +82,7 @@ class CallColumns:
             options.get("requestId", ""),
             options.get("callJson", ""),
             tuple(args) if isinstance(args, dict) else (),
+            options.get("carry", ""),
         )
         if wanted.args and wanted.args_json:
             raise StreamError("give either args, the columns, or argsJson, one column with JSON, not both")
@@ -87,12 +91,11 @@ class CallColumns:
         return wanted
 
     def columns(self) -> list[str]:
-        return [name for name in (self.key, *self.args, self.args_json, self.request_id, self.call_json) if name]
+        wanted = (self.key, *self.args, self.args_json, self.request_id, self.call_json, self.carry)
+        return [name for name in wanted if name]
 
     def check(self, columns: list[str]) -> None:
-        missing = [name for name in self.columns() if name not in columns]
-        if missing:
-            raise StreamError(f"the stream has no column {', '.join(missing)}; it has: {', '.join(columns)}")
+        check_columns(self.columns(), columns)
         if not self.function and not self.call_json and "function" not in columns:
             raise StreamError(
                 "no function to call: name it, as in option function = account.transfer, or add a column function; "
@@ -150,6 +153,8 @@ class CallColumns:
             columns["args"] = as_text(table.column(self.args_json))
         if self.request_id:
             columns["id"] = as_text(table.column(self.request_id))
+        if self.carry:
+            columns[CARRIED] = as_text(table.column(self.carry))
         if self.call_json:
             columns["call"] = table.column(self.call_json).cast(pa.binary())
             if self.key:
@@ -157,6 +162,12 @@ class CallColumns:
         elif not self.function:
             columns["function"] = full_names(table)
         return pa.table(columns)
+
+
+def check_columns(wanted: Iterable[str], columns: list[str]) -> None:
+    missing = [name for name in wanted if name not in columns]
+    if missing:
+        raise StreamError(f"the stream has no column {', '.join(missing)}; it has: {', '.join(columns)}")
 
 
 def as_text(column: Any) -> Any:
@@ -201,6 +212,7 @@ class CallsWriter:
     """What both kinds have in common. It is made in the driver and sent to the tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        check_names(options, OPTIONS)
         self.options = located(options)
         self.wanted = CallColumns.of(options)
         self.wanted.check(schema.fieldNames())

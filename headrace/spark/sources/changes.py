@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.durability.columns import Columns
+from headrace.durability.columns import Columns, kinds_of
 from headrace.durability.columns import join as cells_of
 from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
 from headrace.durability.log.changelog import DELETE, INSERT, KEY_TYPE_NAMES, Changelog, EpochChanges, spread_array
@@ -34,7 +34,7 @@ from headrace.errors import BadValue, StreamError
 from headrace.spark.sources.epoch_streams import Epochs, EpochSource
 from headrace.spark.sources.key_column import common_type, keys_as
 from headrace.spark.sources.options import bad_rows_are_null, one_of, plain_places
-from headrace.spark.sources.replies import ResultTexts, columns_of, size_of
+from headrace.spark.sources.replies import ResultTexts, size_of
 from headrace.wire.values import shown
 
 KIND_NAMES = pa.array(["update", "insert", "delete"])  # by their number in a record
@@ -62,6 +62,7 @@ class ChangesLog(Epochs):
     """The changelog."""
 
     folder, what = "changes", "the changes"
+    option_names = ("operator", "as", "decimals", "badRows")
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -224,7 +225,7 @@ class ChangeRows:
         if found is None:
             return
         keys, kinds, befores, afters = found
-        kinds_of_keys = columns_of(keys)
+        kinds_of_keys = kinds_of(keys)
 
         def named(row: int) -> str:
             key = cells_of({kind: column.slice(row, 1) for kind, column in kinds_of_keys.items()})[0]
@@ -288,7 +289,7 @@ class Typed:
         where = np.flatnonzero(is_there)
         misfits = Misfits(lambda row: named(int(where[row])), self.nulls_bad_rows)
         try:
-            whole = one_array(columns_of(states), self.shape, misfits)
+            whole = one_array(kinds_of(states), self.shape, misfits)
         except BadValue as error:
             raise StreamError(str(error)) from None
         self._parts.append(spread_array(whole, is_there))

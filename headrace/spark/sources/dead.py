@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from headrace.durability.inbox.dead_letters import DEAD, dead_letter_names, read_dead_letters
 from headrace.durability.inbox.inbox import SEPARATOR
-from headrace.spark.sources.options import located, store_of
+from headrace.spark.sources.options import check_names, located, store_of
 from headrace.spark.tasks import freeze_gc
 
 SCHEMA = (
@@ -34,9 +34,11 @@ class DeadSource(DataSource):
         return SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        check_names(self.options, ())
         return DeadReader(located(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        check_names(self.options, ())
         store_of(self.options)
         return DeadStream(located(self.options))
 

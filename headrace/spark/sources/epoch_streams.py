@@ -37,11 +37,12 @@ from headrace.durability.reading.tail import Tail
 from headrace.durability.store import Store
 from headrace.errors import LogBroken, StoreError, StreamError
 from headrace.spark.sources.key_column import asked_key_type
-from headrace.spark.sources.options import located, store_of, whole
+from headrace.spark.sources.options import check_names, located, store_of, whole
 from headrace.spark.tasks import freeze_gc
 
 PARTITIONS = 2
 PARTITION_BYTES_MIN = 256 << 10  # of the log: less is not worth another task
+OPTIONS = ("partitions", "startingEpoch", "endingEpoch", "maxEpochsPerBatch", "keyType")
 LOOK_AGAIN_S = 0.2  # with a bucket, where each check is a request that costs money
 
 
@@ -62,8 +63,10 @@ class Epochs(ABC):
 
     folder: ClassVar[str]  # of the log, in the store
     what: ClassVar[str]  # what an epoch holds, for messages: "the replies"
+    option_names: ClassVar[tuple[str, ...]]  # those of the subclass, beside the ones here
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        check_names(options, (*OPTIONS, *self.option_names))
         self.options = located(options)
         self.partitions_max = whole(options, "partitions", PARTITIONS, 1)
         self.starting = whole(options, "startingEpoch", 0, 1)  # 0: not given
@@ -101,9 +104,9 @@ class Epochs(ABC):
         return None
 
     @property
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """Of the rows. It may depend on what `look` has found."""
-        raise NotImplementedError
 
     def look(self, store: Store) -> None:  # noqa: B027 there may be nothing to look for
         """Check the options, and determine what the schema depends on."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from headrace.durability.identity import identity_of
 from headrace.durability.reading.column_types import PLAIN_DECIMAL
 from headrace.durability.store import Store, open_store
 from headrace.errors import ModelError, StoreError, StreamError
 from headrace.model.places import Places
+
+OF_ALL = ("path", "store", "checkpointLocation", "queryName")  # of every source; the last two are Spark's
 
 
 def store_of(options: Mapping[str, str]) -> Store:
@@ -40,6 +43,16 @@ def located(options: Mapping[str, str]) -> dict[str, str]:
     """The same path for a process that runs elsewhere, in another folder."""
     where = url_of(options)
     return dict(options) | {"path": where if "://" in where else os.path.abspath(os.path.expanduser(where))}
+
+
+def check_names(options: Mapping[str, str], known: Iterable[str]) -> None:
+    """Refuse options that the source does not know: a name that is misspelt must not be ignored."""
+    names = {name.lower(): name for name in (*known, *OF_ALL)}
+    for name in options:
+        if name.lower() not in names and not name.startswith("__"):  # Spark's own
+            close = difflib.get_close_matches(name.lower(), names, 1)
+            meant = f" Did you mean {names[close[0]]}?" if close else ""
+            raise StreamError(f"there is no option {name}.{meant} The options are: {', '.join(sorted(known))}")
 
 
 def text(options: Mapping[str, str], name: str, default: str | None = None) -> str:

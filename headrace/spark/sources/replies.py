@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.core.epoch import Piece
-from headrace.durability.columns import KINDS, Columns, split
 from headrace.durability.columns import join as cells_of
+from headrace.durability.columns import kind_of, kinds_of, split
 from headrace.durability.identity import CURRENT, read_checked, read_fingerprint
 from headrace.durability.log.changelog import spread_array
-from headrace.durability.log.records import RepliesHeader, unpack_called, unpack_results
+from headrace.durability.log.records import RepliesHeader, unpack_results
 from headrace.durability.reading.column_types import TableShape, records_of, shape_of
 from headrace.durability.reading.typed import Misfits, one_array
 from headrace.durability.store import Store
@@ -37,8 +37,14 @@ from headrace.runtime.loading import load
 from headrace.spark.sources.epoch_streams import Epochs, EpochSource
 from headrace.spark.sources.key_column import key_column, key_type_of_store
 from headrace.spark.sources.options import bad_rows_are_null, one_of, plain_places
+from headrace.spark.sources.reply_calls import Requests, requests_of
 from headrace.wire.messages import Failure
 from headrace.wire.values import opened
+
+
+def raised_in(key: pa.DataType) -> pa.DataType:
+    """Where it failed: the function that raised, and the key of its entity."""
+    return pa.struct([("function", pa.string()), ("key", key)])
 
 
 def schema_of(key: pa.DataType, result: pa.DataType) -> pa.Schema:
@@ -47,12 +53,14 @@ def schema_of(key: pa.DataType, result: pa.DataType) -> pa.Schema:
             pa.field("request_id", pa.string()),
             pa.field("tid", pa.int64()),
             pa.field("epoch", pa.int64()),
+            pa.field("function", pa.string()),  # that was called
+            pa.field("key", key),
             pa.field("status", pa.string()),  # ok, aborted
             pa.field("result", result),  # null if it aborted
             pa.field("error", pa.string()),
             pa.field("error_type", pa.string()),
-            pa.field("function", pa.string()),  # where it was raised
-            pa.field("key", key),
+            pa.field("raised_in", raised_in(key)),
+            pa.field("carried", pa.string()),  # the columns that the stream carries along, in JSON
             pa.field("time", pa.timestamp("us", "UTC")),  # the log's time at which the epoch was closed
         ]
     )
@@ -68,6 +76,7 @@ class ReplyLog(Epochs):
     """The log of replies."""
 
     folder, what = "replies", "the replies"
+    option_names = ("function", "app", "as", "decimals", "badRows")
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -114,10 +123,12 @@ class ReplyLog(Epochs):
         gathered = self._gathered()
         for epoch, data in records:
             header, results = unpack_results(data)
-            wanted = None if self.function is None else self._wanted(epoch, header, data)
+            pieces = header.epoch.pieces
+            requests = requests_of(data, pieces, self.key_type or pa.string())
+            wanted = None if self.function is None else requests.calls_of(self.function, pieces, epoch)
             step = rows_at_once(results)
             for start in range(0, len(results), step):
-                gathered.add(header, results[start : start + step], start, wanted)
+                gathered.add(header, requests, results[start : start + step], start, wanted)
                 if gathered.rows >= ROWS_MAX or gathered.bytes >= BYTES_MAX:
                     yield gathered.batch()
                     gathered = self._gathered()
@@ -127,17 +138,6 @@ class ReplyLog(Epochs):
     def _gathered(self) -> ReplyRows:
         results = None if self.shape is None else TypedResults(self.shape, self.nulls_bad_rows, str(self.function))
         return ReplyRows(self.schema, results)
-
-    def _wanted(self, epoch: int, header: RepliesHeader, data: bytes) -> Any:
-        """For each row, whether it is a call of the function."""
-        called = unpack_called(data)
-        asked = (not piece.is_own for piece in header.epoch.pieces for _ in range(piece.size))
-        if any(name is None and is_asked for name, is_asked in zip(called, asked, strict=True)):
-            raise StreamError(
-                f"the replies of epoch {epoch} do not say which functions the rows of streams called: an older version "
-                'wrote them. Leave out option("function", ...), or start behind them with option("startingEpoch", ...)'
-            )
-        return np.fromiter((name == self.function for name in called), np.bool_, len(called))
 
 
 def unknown_function(name: str, known: Iterable[str]) -> StreamError:
@@ -159,27 +159,28 @@ class ReplyRows:
         self.rows = self.bytes = 0
         self.schema = schema
         self._ids, self._results = Ids(), ResultTexts() if results is None else results
+        self._requests: list[Requests] = []
         self._tids: list[Any] = []
         self._epochs: list[tuple[int, int]] = []  # their numbers and times
         self._counts: list[int] = []
         self._failures: dict[int, Failure] = {}  # by row
         self._wanted: list[Any] = []  # which rows are, if not all
 
-    def add(self, header: RepliesHeader, results: Any, start: int, wanted: Any = None) -> None:
+    def add(self, header: RepliesHeader, requests: Requests, results: Any, start: int, wanted: Any = None) -> None:
         """Add the epoch's rows from `start` on, which have these results; skip those without a request from outside.
-        `wanted` says which rows of the epoch are, if not all."""
+        `requests` has all rows of the epoch, and `wanted` says which of them are, if not all."""
         stop, at, begin = start + len(results), 0, start  # rows from `begin` up to `at` are to be added
         for piece in header.epoch.pieces:
             first, last = max(at, start), min(at + piece.size, stop)
             if first < last and piece.is_own:
-                self._add(header, results[begin - start : first - start], begin, wanted)
+                self._add(header, requests, results[begin - start : first - start], begin, wanted)
                 begin = last
             elif first < last:
                 self._ids.add(piece, first - at, last - at)
             at += piece.size
-        self._add(header, results[begin - start :], begin, wanted)
+        self._add(header, requests, results[begin - start :], begin, wanted)
 
-    def _add(self, header: RepliesHeader, results: Any, first: int, wanted: Any) -> None:
+    def _add(self, header: RepliesHeader, requests: Requests, results: Any, first: int, wanted: Any) -> None:
         count = len(results)
         if not count:
             return
@@ -194,6 +195,7 @@ class ReplyRows:
             self._results.add(results, is_there, tids)
         else:
             self._results.add(results)
+        self._requests.append(Requests(*(column[first : first + count] for column in requests)))
         self._tids.append(tids)
         self._epochs.append((header.epoch.number, header.epoch.closed_us))
         self._counts.append(count)
@@ -204,8 +206,10 @@ class ReplyRows:
     def batch(self) -> pa.RecordBatch:
         count, failures = self.rows, self._failures
         results, status = self._results.array(), pa.repeat("ok", count)
-        key_type = self.schema.field("key").type
-        errors: list[pa.Array] = [*[pa.nulls(count, pa.string())] * 3, pa.nulls(count, key_type)]
+        errors: list[pa.Array] = [
+            *[pa.nulls(count, pa.string())] * 2,
+            pa.nulls(count, self.schema.field("raised_in").type),
+        ]
         if failures:
             at = np.fromiter(failures, np.int64, len(failures))
             has_failed = np.zeros(count, np.bool_)
@@ -216,15 +220,28 @@ class ReplyRows:
             which = np.zeros(count, np.int64)
             which[at] = np.arange(len(failures))
             places = pa.array(which, mask=~has_failed)
-            told = [(why.message, why.type, why.function) for why in failures.values()]
-            columns = [pa.array(column, pa.string()) for column in zip(*told, strict=True)]
-            keys = key_column([why.key for why in failures.values()], key_type, "a request that was aborted")
-            errors = [column.take(places) for column in (*columns, keys)]
+            errors = [column.take(places) for column in self._errors()]
         tids, (epochs, times) = np.concatenate(self._tids), np.repeat(self._epochs, self._counts, axis=0).T
         time = pa.array(times).cast(pa.timestamp("us", "UTC"))
-        cells = [self._ids.array(), pa.array(tids), pa.array(epochs), status, results, *errors, time]
-        made = pa.RecordBatch.from_arrays(cells, schema=self.schema)
+        functions, keys, carried = map(pa.concat_arrays, zip(*self._requests, strict=True))
+        cells = [self._ids.array(), pa.array(tids), pa.array(epochs), functions, keys, status, results, *errors]
+        made = pa.RecordBatch.from_arrays([*cells, carried, time], schema=self.schema)
         return made.filter(pa.array(np.concatenate(self._wanted))) if self._wanted else made
+
+    def _errors(self) -> list[pa.Array]:
+        """The failures: message, type, and where they were raised."""
+        failures = self._failures.values()
+        key_type = self.schema.field("key").type
+        where = [
+            pa.array([why.function for why in failures], pa.string()),
+            key_column([why.key for why in failures], key_type, "a request that was aborted"),
+        ]
+        raised = pa.StructArray.from_arrays(where, fields=list(raised_in(key_type)))
+        return [
+            pa.array([why.message for why in failures], pa.string()),
+            pa.array([why.type for why in failures], pa.string()),
+            raised,
+        ]
 
 
 class TypedResults:
@@ -241,7 +258,7 @@ class TypedResults:
             self._parts.append(pa.nulls(len(is_there), self.shape.whole))
             return
         kept = [results[row] for row in where.tolist()] if isinstance(results, list) else results.take(pa.array(where))
-        columns = split(kept) if isinstance(kept, list) else columns_of(kept)
+        columns = split(kept) if isinstance(kept, list) else kinds_of(kept)
 
         def named(row: int) -> str:
             return f"the result of {self.function} with TID {tids[where[row]]}"
@@ -365,10 +382,6 @@ def each_once(column: pa.Array) -> pa.Array:
     return texts_of(cells_of({"packed": found.dictionary})).take(found.indices)
 
 
-def kind_of(column: pa.Array) -> str:
-    return next(kind for kind, type in KINDS.items() if type == column.type)
-
-
 def rows_at_once(results: Any) -> int:
     """How many of these rows fit into one record batch."""
     size = size_of(results)
@@ -379,12 +392,3 @@ def size_of(results: Any) -> int:
     if isinstance(results, list):
         return sum(len(each) for each in results if type(each) in (str, bytes))
     return int(results.nbytes)
-
-
-def columns_of(column: pa.Array) -> Columns:
-    """The columns by kind, as they were split."""
-    if pa.types.is_struct(column.type):
-        parts = zip([field.name for field in column.type], column.flatten(), strict=True)
-        return {kind: part for kind, part in parts if part.null_count < len(part)}
-    column = column.cast(KINDS["int"]) if pa.types.is_integer(column.type) else column
-    return {kind_of(column): column}

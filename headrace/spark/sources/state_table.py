@@ -46,9 +46,32 @@ from headrace.model.fingerprint import Fingerprint
 from headrace.runtime.loading import load
 from headrace.spark.sources.footers import file_columns
 from headrace.spark.sources.key_column import asked_key_type, common_type, keys_as
-from headrace.spark.sources.options import bad_rows_are_null, located, one_of, plain_places, store_of, text, whole
+from headrace.spark.sources.options import (
+    bad_rows_are_null,
+    check_names,
+    located,
+    one_of,
+    plain_places,
+    store_of,
+    text,
+    whole,
+)
 from headrace.wire.values import shown
 
+OPTIONS = (
+    "operator",
+    "keyColumn",
+    "keyType",
+    "as",
+    "asOfEpoch",
+    "partitions",
+    "keys",
+    "live",
+    "pushdown",
+    "app",
+    "decimals",
+    "badRows",
+)
 PARTITION_BYTES = 16 << 20  # compressed
 PARTITIONS_MIN, PARTITIONS_MAX = 2, 256
 KINDS = {"int": "long", "text": "string", "packed": "binary"}  # types of keys by the columns of a snapshot
@@ -69,6 +92,7 @@ class StateQuery:
     """The values of the options. It holds no open resources: it is sent to the readers."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        check_names(options, OPTIONS)
         self.options = located(options)
         self.operator = text(options, "operator")
         self.key = text(options, "keyColumn", "key")
