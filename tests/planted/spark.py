@@ -8,14 +8,14 @@ MISTAKES = (
     Mistake(
         "Every row of a stream is one transaction, with one reply.",
         "headrace/spark/transact.py",
-        "rows = df.select(*columns_of(df, wanted))",
-        "rows = df.select(*columns_of(df, wanted)).dropDuplicates()",
+        "rows = df.select(*columns_of(df, wanted), *carried(carry))",
+        "rows = df.select(*columns_of(df, wanted), *carried(carry)).dropDuplicates()",
     ),
     Mistake(
         "The rows of a Spark partition keep their order.",
         "headrace/spark/transact.py",
-        "rows = df.select(*columns_of(df, wanted))",
-        "rows = df.select(*columns_of(df, wanted)).repartition(4)",
+        "rows = df.select(*columns_of(df, wanted), *carried(carry))",
+        "rows = df.select(*columns_of(df, wanted), *carried(carry)).repartition(4)",
     ),
     Mistake(
         "A micro-batch that Spark repeats runs once, even if it is partitioned differently.",
@@ -148,5 +148,24 @@ MISTAKES = (
         "headrace/durability/log/changelog.py",
         "self.key_types[name] = newest.header.key_types[name]",
         "self.key_types[name] = []",
+    ),
+    Mistake(
+        "A reply names the function and the key that were called, and has the columns that its row carries along, also "
+        "if a crash has lost it.",
+        "headrace/durability/log/records.py",
+        "epoch.carried[number] = None if known.carried is None else known.carried[piece.start : stop]",
+        "pass",
+    ),
+    Mistake(
+        "An option that a source does not have is refused.",
+        "headrace/spark/sources/state_table.py",
+        "        check_names(options, OPTIONS)\n",
+        "",
+    ),
+    Mistake(
+        "Who waits for an app that does not run is warned, and loses nothing.",
+        "headrace/durability/inbox/sign_of_life.py",
+        "if found is None or found == self._first:",
+        "if found is None:",
     ),
 )
