@@ -459,7 +459,7 @@ def test_replies_tell_what_was_called_and_carry_columns_of_their_rows(
     write(tmp_path / "in", "0.json", rows)
     schema = "src string, dst string, amount long, order string, day date"
     store, copy = tmp_path / "store", tmp_path / "copy"
-    with Runtime(app, Config(reply_interval_us=1 << 60), store=store) as runtime:
+    with Runtime(app, Config(reply_interval_us=1 << 60, snapshot_interval_us=1 << 60), store=store) as runtime:
         runtime.client.map(deposit, ["k0", "k1"], [(5,), (5,)])
         eventually(lambda: bounds(DirectoryStore(store), "replies")[1] == 1)  # the next ones wait for the interval
         df = stream(spark, tmp_path / "in", schema)
