@@ -97,6 +97,13 @@ class Program:
         name = function.full_name if isinstance(function, Function) else function
         if type(name) is not str:
             what = getattr(function, "__name__", None) or shown(function)
+            registered = next((each for each in self.app.functions if each.body is function), None)
+            if registered is not None:
+                register = f"{registered.operator.name}.register"
+                raise UnknownFunction(
+                    f"{what} is the plain function; {register} returned the registered one. Keep it: write @{register} "
+                    f"above the def, or {what} = {register}({what})"
+                )
             raise UnknownFunction(
                 f"{what} is not registered: pass a registered function, or its name as 'operator.function'"
             )

@@ -14,7 +14,7 @@ import msgspec
 from headrace.errors import BadArguments, ModelError
 from headrace.model import cron
 from headrace.model.keywords import Keywords
-from headrace.model.operator import NAME, RESERVED, Function, Operator
+from headrace.model.operator import IN_A_NOTEBOOK, NAME, RESERVED, Function, Operator
 from headrace.model.type_variables import P, R, State
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ class AppOptions:
     ) -> Schedule:
         """`app.every`, with these options."""
         if not isinstance(function, Function):
-            raise ModelError(f"app.every takes a registered function, not {function!r}")
+            raise ModelError(
+                f"app.every takes a registered function, not {function!r}: write @operator.register above its def, or "
+                "keep what register returns"
+            )
         name = self.name or function.name
         if name in self.app.schedules:
             raise ModelError(
@@ -138,7 +141,7 @@ class App:
         last written, by the log's time. `migrate` converts states of an older version of the app. With `changes` a
         store keeps what each epoch changed, before and after, for `headrace.changes`."""
         if name in self.operators:
-            raise ModelError(f"operator {name} is defined twice in app {self.name}")
+            raise ModelError(f"operator {name} is defined twice in app {self.name}{IN_A_NOTEBOOK}")
         if name == RESERVED:
             raise ModelError(f"the operator name {RESERVED!r} is reserved: choose another name")
         operator: Operator = Operator(

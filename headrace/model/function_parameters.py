@@ -23,6 +23,12 @@ def parameters_of(name: str, body: Callable[..., Any]) -> FunctionParameters:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not found or found[0].kind not in positional:
         raise ModelError(f"{name}: its first parameter must be the context, as in def {body.__name__}(ctx, ...)")
+    first, kind = found[0].name, type_name(found[0].annotation)
+    if kind in VALUE_TYPES:
+        raise ModelError(
+            f"{name}: its first parameter must be the context, but {first!r} is declared as {kind}: write "
+            f"def {body.__name__}(ctx, {first}, ...)"
+        )
     found = found[1:]
     rest = next((each for each in found if each.kind is each.VAR_POSITIONAL), None)
     for each in found:
@@ -42,6 +48,31 @@ def parameters_of(name: str, body: Callable[..., Any]) -> FunctionParameters:
                 f"change: write {each.name}=None, and make a new one in the function"
             )
     return tuple(found)
+
+
+VALUE_TYPES = frozenset(
+    [
+        "int",
+        "str",
+        "float",
+        "bool",
+        "bytes",
+        "list",
+        "dict",
+        "tuple",
+        "Decimal",
+        "date",
+        "datetime",
+        "timedelta",
+        "UUID",
+    ]
+)
+
+
+def type_name(annotation: Any) -> str:
+    """Without its module and what is in brackets; it may be text."""
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return text.partition("[")[0].rpartition(".")[2].strip()
 
 
 def by_position(body: Callable[..., Any], parameters: FunctionParameters) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.model.context import Context
 
 RESERVED = "headrace"  # the operator that every app has: see core/later/builtin.py
+IN_A_NOTEBOOK = ". If this is a notebook, run the cell with App(...) first, and then start a new Runtime"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 Body = Callable[..., Any]
 
@@ -97,7 +98,7 @@ class Operator(Generic[S]):
         if function.name == headrace_expire.__name__:
             raise ModelError(f"{function.full_name}: this name is reserved")
         if function.name in self.functions:
-            raise ModelError(f"{function.full_name} is registered twice")
+            raise ModelError(f"{function.full_name} is registered twice{IN_A_NOTEBOOK}")
         self.functions[function.name] = function
         return function
 

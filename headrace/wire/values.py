@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import uuid
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import msgspec
@@ -374,6 +376,9 @@ def raise_datetime(text: str, fold: int, offset_us: int | None, name: str | None
     return value.replace(tzinfo=zone)
 
 
+AS_TEXT = (uuid.UUID, datetime.date, datetime.datetime, Decimal, tuple)  # whose text makes a good key
+
+
 def check_key(key: Any, bytes_max: int) -> None:
     """A key is exactly a str, an int of 64 bits or bytes: 1, 1.0 and True would be one key in a dict."""
     kind = type(key)
@@ -389,7 +394,8 @@ def check_key(key: Any, bytes_max: int) -> None:
             raise BadKey(f"the key {shown(key)} does not fit into 64 bits")
         return
     else:
-        raise BadKey(f"a key must be a str, an int or bytes, not {shown(key)} ({kind.__name__})")
+        advice = ": use str(...)" if kind in AS_TEXT else ""
+        raise BadKey(f"a key must be a str, an int or bytes, not {shown(key)} ({kind.__name__}){advice}")
     if size > bytes_max:
         raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
 

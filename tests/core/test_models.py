@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import uuid
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from headrace import App, Config, Runtime
-from headrace.errors import BadKey, ConfigError, ModelError, UnknownFunction
+from headrace.errors import Aborted, BadKey, ConfigError, ModelError, UnknownFunction
 from tests.core.shop import app, item
 
 
@@ -57,13 +59,15 @@ def test_a_bad_name_of_an_app_or_operator_is_a_model_error(name: Any) -> None:
 def test_a_name_is_given_only_once() -> None:
     fresh = App("fresh")
     operator = fresh.operator("one")
-    with pytest.raises(ModelError, match="one"):
+    with pytest.raises(ModelError, match=r"operator one .*notebook, run the cell with App\(...\) first"):
         fresh.operator("one")
 
     def twice(ctx: Any) -> None: ...
 
     operator.register(twice)
-    with pytest.raises(ModelError, match="twice"):
+    with pytest.raises(
+        ModelError, match=r"one.twice is registered twice.*notebook, run the cell with App\(...\) first"
+    ):
         operator.register(twice)
 
 
@@ -95,6 +99,55 @@ async def generates_async(ctx: Any) -> Any:
 def test_what_cannot_be_a_function_is_a_model_error(body: Any) -> None:
     with pytest.raises(ModelError):
         App("fresh").operator("one").register(body)
+
+
+def without_context(amount: int) -> None: ...
+
+
+def without_context_of_lists(amounts: list[int], more: int) -> None: ...
+
+
+@pytest.mark.parametrize("body", [without_context, without_context_of_lists])
+def test_a_function_whose_first_parameter_is_a_value_is_told_to_take_the_context(body: Any) -> None:
+    for annotation in (body.__annotations__, {"amount": int, "amounts": list[int]}):  # as text, and as types
+        body.__annotations__ = annotation
+        with pytest.raises(ModelError, match=rf"must be the context, but 'amounts?' .* def {body.__name__}\(ctx, "):
+            App("fresh").operator("one").register(body)
+
+
+def test_a_function_that_was_registered_and_not_kept_is_told_how() -> None:
+    fresh = App("fresh")
+    one = fresh.operator("one")
+
+    def put(ctx: Any, value: int) -> int:
+        ctx.put(value)
+        return value
+
+    def forward(ctx: Any) -> None:
+        ctx.call_async(put, "k", 1)
+
+    kept = one.register(put)
+    relay = one.register(forward)
+    advice = r"put is the plain function; one.register returned .* write @one.register above the def, or put = one.reg"
+    with Runtime(fresh) as runtime:
+        with pytest.raises(UnknownFunction, match=advice):
+            runtime.client.call(put, "k", 1)
+        with pytest.raises(Aborted, match=advice):
+            runtime.client.call(relay, "k")
+        assert runtime.client.call(kept, "k", 1) == 1
+    with pytest.raises(ModelError, match="keep what register returns"):
+        fresh.every(60, put, "k", 1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "key", [uuid.UUID(int=1), datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2), Decimal("1.5"), ("a", 1)]
+)
+def test_a_key_that_has_a_text_is_told_to_use_it(key: Any) -> None:
+    with (
+        Runtime(app) as runtime,
+        pytest.raises(BadKey, match=r"must be a str, an int or bytes.*: use str\(...\)$"),
+    ):
+        runtime.client.call("item.add", key, 1)
 
 
 @dataclasses.dataclass
