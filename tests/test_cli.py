@@ -186,4 +186,5 @@ def test_the_demo_shows_a_stream_some_aborts_and_the_total_conserved() -> None:
     assert "free rooms" in said.stdout
     assert "✗" not in said.stdout
     assert "what to try next" in said.stdout
+    assert "s from the start of a micro-batch to its last row" in " ".join(said.stdout.split())
     assert said.stderr == ""

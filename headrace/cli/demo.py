@@ -8,13 +8,16 @@ At the end a plain loop over the same rows, in the log's order, must give the sa
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console, Group
@@ -23,6 +26,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from headrace.cli import travel
 from headrace.runtime.inprocess import Runtime
@@ -83,28 +87,73 @@ def stream(out: Console, spark: Any, runtime: Runtime, calls: int) -> int:
     rows = spark.sql(CALLS.format("made_up"))
     changes = spark.readStream.format("headrace.changes").load(runtime.store_url)
     changes.createOrReplaceTempView("changes")
-    display = Display(out, calls)
+    display, pace = Display(out, calls), Pace(runtime)
     began = time.perf_counter()
     running = spark.sql(TAKINGS).writeStream.format("memory").queryName("takings").outputMode("complete").start()
     query = transact(rows, key="key", args=["other", "amount"], runtime=runtime, name="travel")
     assert query is not None, "rows is a stream"
-    with Live(display, console=out, refresh_per_second=8, transient=False):
+    with pace, Live(display, console=out, refresh_per_second=8, transient=False):
         while display.done < calls:
             for each in (query, running):
                 if not each.isActive:
                     each.awaitTermination()  # raises the error that stopped it
-            display.show(runtime.metrics(), spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect())
+            top = spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect()
+            display.show(runtime.metrics(), top, pace.text(query.recentProgress))
             time.sleep(0.2)
         query.stop()
         runtime.drain()
+        last_seconds = pace.text(query.recentProgress)
         done = int(runtime.metrics()["source_rows"])
-        display.show(runtime.metrics(), [])
+        display.show(runtime.metrics(), [], last_seconds)
         elapsed = time.perf_counter() - began
         running.processAllAvailable()
-        display.show(runtime.metrics(), spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect())
+        top = spark.sql("SELECT * FROM takings ORDER BY takings DESC LIMIT 5").collect()
+        display.show(runtime.metrics(), top, last_seconds)
         running.stop()
-    out.print(f"\n{done:,} transactions in {elapsed:.1f} s, including Spark's warm-up.")
+    out.print(f"\n{done:,} transactions in {elapsed:.1f} s, including Spark's warm-up; at the end {last_seconds}.")
     return done
+
+
+class Pace:
+    """How fast rows get through, by the last seconds, once Spark is warm."""
+
+    WARM_BATCHES, SECONDS, LOOK_S = 3, 5.0, 0.005
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime, self._is_over = runtime, threading.Event()
+        self._seen: list[tuple[float, int]] = []  # when how many rows were final
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Pace:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(self.LOOK_S):
+            metrics = self._runtime.metrics()
+            final = metrics["committed"] + metrics["aborted"] - ACCOUNTS
+            if not self._seen or final > self._seen[-1][1]:
+                self._seen.append((time.time(), final))
+
+    def text(self, batches: list[Any]) -> str:
+        """`batches` is what Spark tells about the micro-batches. Their rows are final when the engine has run them."""
+        took, rows = [], 0
+        for batch in batches:
+            rows += batch["numInputRows"]
+            began = datetime.datetime.fromisoformat(batch["timestamp"]).timestamp()
+            ended = next((when for when, final in self._seen if final >= rows), None)
+            if batch["batchId"] >= self.WARM_BATCHES and batch["numInputRows"] and ended is not None:
+                took.append((began, ended, batch["numInputRows"]))
+        took = [each for each in took if each[1] > took[-1][1] - self.SECONDS]
+        if not took:
+            return "Spark is warming up"
+        rate = sum(count for *_, count in took) / (took[-1][1] - took[0][0])
+        latency = median(ended - began for began, ended, _ in took)
+        return f"{rate:,.0f} per second, and {latency:.2f} s from the start of a micro-batch to its last row"
 
 
 class Display:
@@ -121,18 +170,20 @@ class Display:
         )
         self.task = self.bar.add_task("", total=calls, committed=0, aborted=0)
         self.hotels: list[Any] = []
+        self.last_seconds = ""
 
-    def show(self, metrics: dict[str, Any], hotels: list[Any]) -> None:
+    def show(self, metrics: dict[str, Any], hotels: list[Any], last_seconds: str) -> None:
         committed, aborted = metrics["committed"] - ACCOUNTS, metrics["aborted"]
         self.done = committed + aborted
         self.bar.update(self.task, completed=self.done, committed=committed, aborted=aborted)
-        self.hotels = hotels or self.hotels
+        self.hotels, self.last_seconds = hotels or self.hotels, last_seconds
 
     def __rich__(self) -> Any:
         table = Table("hotel", "free rooms", "takings", title="a running SQL aggregate over headrace.changes")
         for row in self.hotels:
             table.add_row(row.hotel, str(row.free), f"{row.takings:,}")
-        return Group(self.bar, table) if self.hotels else self.bar
+        pace = Text(f"the last seconds: {self.last_seconds}", style="cyan")
+        return Group(self.bar, pace, table) if self.hotels else Group(self.bar, pace)
 
 
 def conclude(out: Console, spark: Any, runtime: Runtime, done: int) -> None:
