@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
 from headrace import Abort, Aborted, App, Context, Runtime
 from headrace.errors import (
@@ -26,7 +25,7 @@ from headrace.errors import (
     UnknownFunction,
     Unreachable,
 )
-from headrace.runtime.gateway import gateway
+from headrace.gateway.server import gateway, listen, server_of
 from headrace.runtime.remote import RemoteClient, connect
 from headrace.wire import codec
 from headrace.wire.hints import Hints, Unsupported
@@ -75,11 +74,9 @@ def address() -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def served(app: App) -> Iterator[tuple[str, int]]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
+    listener = listen("127.0.0.1", 0)
     with Runtime(app) as runtime:
-        server = uvicorn.Server(uvicorn.Config(gateway(runtime), log_level="error"))
+        server = server_of(gateway(runtime))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield listener.getsockname()

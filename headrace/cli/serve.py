@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import threading
 import urllib.error
 import urllib.parse
@@ -24,10 +23,10 @@ from rich import markup
 from rich.console import Console
 
 from headrace.errors import BadRequest, Unreachable
+from headrace.gateway.server import LOOPBACK, gateway, listen, server_of
 from headrace.runtime import gc_settings
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
-from headrace.runtime.gateway import gateway
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load
 
@@ -83,13 +82,7 @@ def serve(
     """Run the app named by `target` and serve it until it is interrupted. SIGTERM ends it cleanly, too."""
     signal.signal(signal.SIGTERM, leave)
     app = load(target)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        raise BadRequest(f"cannot serve on {host}:{port}: {error.strerror}; choose another port with --port") from None
+    listener = listen(host, port)
     url = f"http://{host}:{listener.getsockname()[1]}"
     if workers == 1 and mode == "ordered":
         raise BadRequest("the ordered mode needs several workers: add --workers 2")
@@ -118,9 +111,9 @@ def serve(
                 f"Reading requests from {kafka.requests} at {kafka.brokers}, writing replies to {kafka.replies}.",
                 flush=True,
             )
-        web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
+        web = gateway(runtime, hosts=(*LOOPBACK, host))
         gc_settings.freeze_gc()
-        server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
+        server = server_of(web)
         for each in (runtime, pipeline):
             if each is not None:
                 threading.Thread(target=end_with, args=(each, server, pipeline), daemon=True).start()

@@ -7,9 +7,9 @@ from tests.planted import Mistake
 MISTAKES = (
     Mistake(
         "An abort is distinguishable from a result and from a refusal.",
-        "headrace/runtime/gateway.py",
-        '"raised_in": where}, 409',
-        '"raised_in": where}, 400',
+        "headrace/gateway/answers.py",
+        "    return answer, status_of_abort(failure.code)\n",
+        "    return answer, BadRequest.http_status\n",
     ),
     Mistake(
         "A remote client does what a local one does.",
@@ -19,13 +19,13 @@ MISTAKES = (
     ),
     Mistake(
         "A request id sent again over HTTP runs once.",
-        "headrace/runtime/gateway.py",
-        "runtime.client.submit(message.ids, batch, wait=False)",
-        "runtime.client.submit(runtime.client.new_id(), batch, wait=False)",
+        "headrace/gateway/call_routes.py",
+        "self._client.submit(message.ids, batch, wait=False)",
+        "self._client.submit(self._client.new_id(), batch, wait=False)",
     ),
     Mistake(
         "Bytes that are not a message are refused, and the server continues.",
-        "headrace/runtime/gateway.py",
+        "headrace/gateway/call_routes.py",
         "if len(sizes) > 1 or (isinstance(message.ids, list) and {len(message.ids)} != sizes):",
         "if isinstance(message.ids, list) and {len(message.ids)} != sizes:",
     ),
