@@ -9,7 +9,8 @@ import msgspec
 
 from headrace.errors import REFUSALS, BadRequest, HeadraceError
 from headrace.gateway.statuses import OK, status_of_abort
-from headrace.runtime.client import Reply
+from headrace.runtime.client import Replies, Reply
+from headrace.wire.messages import id_of
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -43,6 +44,16 @@ def reply_in_json(reply: Reply) -> tuple[Any, int]:
     where = {"function": failure.function, "key": failure.key}
     answer |= {"tid": reply.tid, "epoch": reply.epoch, "type": failure.type, "raised_in": where}
     return answer, status_of_abort(failure.code)
+
+
+def replies_in_json(replies: Replies) -> list[Any]:
+    """The answers to a batch, each as to a call that came alone."""
+    answers, failures = replies.answers, replies.failures
+    rows = zip(answers.tids, answers.epochs, replies.results, strict=True)
+    return [
+        reply_in_json(replies[at])[0] if at in failures else Committed("ok", id_of(answers.ids, at), tid, epoch, result)
+        for at, (tid, epoch, result) in enumerate(rows)
+    ]
 
 
 def refusal_in_json(error: HeadraceError) -> dict[str, Any]:

@@ -21,10 +21,9 @@ import msgspec
 from headrace.core.admission import KeywordCall
 from headrace.core.json_calls import read_batch, read_call, row_of
 from headrace.errors import AnswerTooLarge, BadKey, BadMessage, BadRequest, HeadraceError, TooLarge
-from headrace.gateway.answers import MSGPACK, json_encode, reply_in_json
+from headrace.gateway.answers import MSGPACK, json_encode, replies_in_json, reply_in_json
 from headrace.gateway.front import Handler, WebRequest
 from headrace.gateway.turns import MISSING, Turns
-from headrace.runtime.client import Reply
 from headrace.runtime.driver import Driver
 from headrace.wire import codec
 from headrace.wire.messages import Calls
@@ -67,7 +66,7 @@ class CallRoutes:
                 ids.append(self._client.new_id())
                 rows.append(error)
         replies = await self._turns.batch(ids, rows)
-        answered = json_encode({"replies": list(map(entry_of, replies))})
+        answered = json_encode({"replies": replies_in_json(replies)})
         if len(answered) > codec.MESSAGE_BYTES_MAX:
             raise too_large(f"their answers have {len(answered)} bytes, over the limit of {codec.MESSAGE_BYTES_MAX}")
         await request.answer_bytes(answered)
@@ -112,11 +111,6 @@ def call_row(function: str, key: Any, args: tuple[Any, ...], names: list[str]) -
         raise BadMessage("a call has two arguments of one name, or more names than arguments")
     at = len(args) - len(names)
     return KeywordCall(function, key, args[:at], dict(zip(names, args[at:], strict=True)))
-
-
-def entry_of(reply: Reply) -> Any:
-    """The answer to one call of a batch."""
-    return reply_in_json(reply)[0]
 
 
 def too_large(why: str) -> HeadraceError:

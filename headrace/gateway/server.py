@@ -48,6 +48,8 @@ def server_of(web: Front) -> uvicorn.Server:
             ws="none",
             log_level="warning",
             access_log=False,
+            proxy_headers=False,
+            server_header=False,
             timeout_graceful_shutdown=STOP_S_MAX,
         )
     )
