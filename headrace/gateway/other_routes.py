@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from headrace.errors import BadMessage, HeadraceError, TooLarge
 from headrace.gateway.answers import json_encode, refusal_in_json
 from headrace.gateway.front import ClientLeft
+from headrace.gateway.openapi import describe
 from headrace.runtime.driver import Driver
 from headrace.wire import codec
 
@@ -73,6 +74,7 @@ def other_routes(runtime: Driver) -> FastAPI:
         """Whether it serves."""
         return json({"status": "ok"})
 
+    describe(web, program)
     return web
 
 
