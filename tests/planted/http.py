@@ -57,7 +57,10 @@ MISTAKES = (
         "Reads that arrive together see one moment.",
         "headrace/gateway/turns.py",
         "            found = self._runtime.read(list({each.item: None for each in waiting}))\n",
-        "            for each in waiting[1:]:\n                self._read([each])\n            waiting = waiting[:1]\n            found = self._runtime.read([waiting[0].item])\n",
+        "            for each in waiting[1:]:\n"
+        "                self._read([each])\n"
+        "            waiting = waiting[:1]\n"
+        "            found = self._runtime.read([waiting[0].item])\n",
     ),
     Mistake(
         "Every key that JSON can have can be read.",
@@ -75,7 +78,8 @@ MISTAKES = (
         "JSON becomes the same values over HTTP, in messages of Kafka, and in a column of Spark.",
         "headrace/durability/inbox/batch_calls.py",
         "        function, named, args = row_of(message, data, admission.program)\n",
-        "        function, named, args = row_of(message, data, admission.program)\n        args = tuple(message.args)\n",
+        "        function, named, args = row_of(message, data, admission.program)\n"
+        "        args = tuple(message.args)\n",
     ),
     Mistake(
         "An unknown field of a record in JSON is refused, whichever way it comes.",
@@ -87,7 +91,9 @@ MISTAKES = (
         "Nothing is converted for Python clients.",
         "headrace/gateway/call_routes.py",
         "        arguments = [self._program.values.decode(args) for args in message.args]\n",
-        "        decode, find = self._program.values.decode, self._program.find\n        pairs = zip(message.functions, message.args, strict=True)\n        arguments = [find(name).signature.convert(decode(args)) for name, args in pairs]\n",
+        "        decode, find = self._program.values.decode, self._program.find\n"
+        "        pairs = zip(message.functions, message.args, strict=True)\n"
+        "        arguments = [find(name).signature.convert(decode(args)) for name, args in pairs]\n",
     ),
     Mistake(
         "A kept-alive connection is not delayed by Nagle's algorithm.",
@@ -104,7 +110,10 @@ MISTAKES = (
     Mistake(
         "Other hosts, and web pages of other sites, are turned away on every route.",
         "headrace/gateway/front.py",
-        '            self._turn_away_strangers(scope)\n            handler = self._handler(scope["path"], scope["method"])\n',
-        '            handler = self._handler(scope["path"], scope["method"])\n            if handler is not None:\n                self._turn_away_strangers(scope)\n',
+        "            self._turn_away_strangers(scope)\n"
+        '            handler = self._handler(scope["path"], scope["method"])\n',
+        '            handler = self._handler(scope["path"], scope["method"])\n'
+        "            if handler is not None:\n"
+        "                self._turn_away_strangers(scope)\n",
     ),
 )
