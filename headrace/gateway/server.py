@@ -16,6 +16,7 @@ from headrace.runtime.driver import Driver
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 BACKLOG = 2_048
 STOP_S_MAX = 5
+KEPT_S = 75  # how long a connection may be idle: clients keep them for a minute or so
 
 
 def gateway(runtime: Driver, hosts: Sequence[str] = LOOPBACK) -> Front:
@@ -48,6 +49,7 @@ def server_of(web: Front) -> uvicorn.Server:
             ws="none",
             log_level="warning",
             access_log=False,
+            timeout_keep_alive=KEPT_S,
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=STOP_S_MAX,
