@@ -1,5 +1,5 @@
 """JSON means the same whichever way it comes: over HTTP, alone or in a batch, as a message of Kafka, and as `callJson`
-of Spark. What the values must become is written down here, or computed by Python's own json module."""
+or `argsJson` of Spark. What the values must become is written down here, or computed by Python's own json module."""
 
 from __future__ import annotations
 
@@ -228,9 +228,18 @@ def as_call_json(data: bytes, admission: Admission, folder: Path) -> Outcome:
     return from_segment(columns.columns_of(pa.table({"value": [data.decode()]})), admission, folder)
 
 
-def from_segment(table: pa.Table, admission: Admission, folder: Path) -> Outcome:
+def as_args_json(data: bytes, admission: Admission, folder: Path) -> Outcome:
+    """Only the arguments are JSON; the function is an option, and the key a column."""
+    function, text = (data.decode().partition(word)[2] for word in ('"function": "', '"args": '))
+    function = function.partition('"')[0]
+    columns = CallColumns.of({"function": function, "key": "key", "argsJson": "value"})
+    table = columns.columns_of(pa.table({"key": ["k"], "value": [text[:-1]]}))
+    return from_segment(table, admission, folder, function)
+
+
+def from_segment(table: pa.Table, admission: Admission, folder: Path, function: str = "") -> Outcome:
     store = DirectoryStore(folder)
-    batch = read_calls(store, ClosedBatch("q", 0, "", [write_segment(store, "q", 0, 0, table)]), admission)
+    batch = read_calls(store, ClosedBatch("q", 0, function, [write_segment(store, "q", 0, 0, table)]), admission)
     if batch.refused:
         return batch.refused[0].code, batch.refused[0].message
     [entry], [args] = batch.entries, batch.args
@@ -249,6 +258,7 @@ def test_a_value_in_json_becomes_the_same_whichever_way_it_comes(
     assert in_a_batch(address, data) == wanted
     assert as_message(data, admission, tmp_path / "message") == wanted
     assert as_call_json(data, admission, tmp_path / "text") == wanted
+    assert as_args_json(data, admission, tmp_path / "args") == wanted
 
 
 @pytest.mark.parametrize(("function", "argument", "code", "reason"), REFUSED)
@@ -263,6 +273,7 @@ def test_json_that_does_not_fit_is_refused_alike_whichever_way_it_comes(
     assert as_call_json(data, admission, tmp_path / "text") == found
     if code != "bad_message":  # of a batch that is not JSON, nothing can be told apart
         assert in_a_batch(address, data) == found
+        assert as_args_json(data, admission, tmp_path / "args") == found
 
 
 numbers = st.from_regex(r"-?(0|[1-9][0-9]{0,25})(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True)
