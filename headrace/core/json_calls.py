@@ -21,7 +21,7 @@ import msgspec
 from headrace.core.program import Program
 from headrace.core.signature import Args, Signature
 from headrace.errors import BadArguments, BadMessage, BadRequest
-from headrace.wire.from_json import NumberText
+from headrace.wire.from_json import NotConverted, NumberText, to_plain
 from headrace.wire.values import shown
 
 T = TypeVar("T")
@@ -60,12 +60,13 @@ class Reading(Generic[T]):
         self._exact: msgspec.json.Decoder[T] = msgspec.json.Decoder(of, float_hook=NumberText)
         self._what = what
 
-    def read(self, data: bytes | str) -> T:
-        """A number that is too large for a float may still be a Decimal. Raises BadMessage."""
+    def read(self, data: bytes | str) -> tuple[T, bool]:
+        """What was read, and whether its numbers are texts after all: one of them is too large for a float, but may be
+        a Decimal. Raises BadMessage."""
         try:
-            return self._plain.decode(data)
+            return self._plain.decode(data), False
         except UNREADABLE:
-            return self.read_exactly(data)
+            return self.read_exactly(data), True
 
     def read_exactly(self, data: bytes | str) -> T:
         """With `NumberText`s."""
@@ -81,64 +82,62 @@ UNREAD_CALLS: Reading[UnreadCalls] = Reading(UnreadCalls, "a batch of calls")
 ARGUMENTS: Reading[JsonArgs] = Reading(JsonArgs, "arguments")
 
 
-def read_call(data: bytes) -> JsonCall:
-    """Raises BadMessage."""
-    return A_CALL.read(data or b" ")
-
-
-def row_of(call: JsonCall, data: bytes, program: Program) -> Row:
-    """The call for admission; `data` is where it was read from. Raises BadRequest."""
-    signature = program.find(call.function).signature
-    args = A_CALL.read_exactly(data).args if signature.has_decimals else call.args
-    return call.function, call.key, converted(args, signature)
+def read_call(data: bytes, program: Program) -> tuple[str | None, Row | BadRequest]:
+    """A call: its request id, if it has one, and the call for admission, or why it is not one."""
+    try:
+        call, has_texts = A_CALL.read(data)
+    except BadMessage as error:
+        return None, error
+    try:
+        signature = program.find(call.function).signature
+        args = A_CALL.read_exactly(data).args if signature.has_decimals and not has_texts else call.args
+        return call.request_id, (call.function, call.key, converted(args, signature, has_texts))
+    except BadRequest as error:
+        return call.request_id, error
 
 
 def read_batch(data: bytes, program: Program) -> list[tuple[str | None, Row | BadRequest]]:
-    """The calls of a batch: request id, if it has one, and call, or why it is not one. Raises BadMessage if it is no
-    batch."""
+    """The calls of a batch, each as `read_call` gives it. Raises BadMessage if it is no batch."""
     try:
-        calls = CALLS.read(data).calls
+        batch, has_texts = CALLS.read(data)
     except BadMessage:
-        return [read_one(bytes(each), program) for each in UNREAD_CALLS.read(data).calls]
+        has_texts = True
+    if has_texts:  # or one of them is not a call
+        return [read_call(bytes(each), program) for each in UNREAD_CALLS.read(data)[0].calls]
     functions = program.functions
-    known = {call.function: entry for call in calls if (entry := functions.get(call.function)) is not None}
+    known = {call.function: entry for call in batch.calls if (entry := functions.get(call.function)) is not None}
+    exact = batch
     if any(entry.signature.has_decimals for entry in known.values()):
-        calls = CALLS.read_exactly(data).calls
+        exact = CALLS.read_exactly(data)
     rows: list[tuple[str | None, Row | BadRequest]] = []
-    for call in calls:
+    for call, again in zip(batch.calls, exact.calls, strict=True):
         try:
-            entry = known.get(call.function) or program.find(call.function)
-            rows.append((call.request_id, (call.function, call.key, converted(call.args, entry.signature))))
+            signature = (known.get(call.function) or program.find(call.function)).signature
+            args = again.args if signature.has_decimals else call.args
+            rows.append((call.request_id, (call.function, call.key, converted(args, signature))))
         except BadRequest as error:
             rows.append((call.request_id, error))
     return rows
 
 
-def read_one(data: bytes, program: Program) -> tuple[str | None, Row | BadRequest]:
+def read_arguments(text: str, signature: Signature) -> tuple[JsonArgs, bool]:
+    """Arguments alone, to be `converted`, and whether their numbers are texts."""
     try:
-        call = read_call(data)
-    except BadMessage as error:
-        return None, error
-    try:
-        return call.request_id, row_of(call, data, program)
-    except BadRequest as error:
-        return call.request_id, error
-
-
-def read_arguments(text: str, signature: Signature) -> JsonArgs:
-    """Arguments alone, to be `converted`."""
-    try:
-        return ARGUMENTS.read_exactly(text) if signature.has_decimals else ARGUMENTS.read(text)
+        return (ARGUMENTS.read_exactly(text), True) if signature.has_decimals else ARGUMENTS.read(text)
     except BadMessage as error:
         raise BadArguments(f"{shown(text)} is not a JSON list or object of arguments: {error}") from None
 
 
-def converted(args: Sequence[Any] | Mapping[str, Any], signature: Signature) -> Args:
-    """Arguments that were read from JSON, by position, with their annotated types where they have them. Raises
-    BadArguments."""
+def converted(args: Sequence[Any] | Mapping[str, Any], signature: Signature, has_texts: bool = False) -> Args:
+    """Arguments that were read from JSON, by position, with their annotated types where they have them. If the function
+    has Decimals, their numbers are texts; else they are not, unless `has_texts` says so. Raises BadArguments."""
     try:
+        if has_texts and not signature.has_decimals:
+            args = to_plain(args)
         if isinstance(args, Mapping):
             return signature.bind((), signature.named_from_json(args))
         return signature.from_json(args)
+    except NotConverted as error:
+        raise BadArguments(f"{signature}: {error.why}") from None
     except RecursionError:
         raise BadArguments(f"{signature}: the arguments are nested too deep") from None

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from headrace.core.admission import KeywordCall
-from headrace.core.json_calls import read_batch, read_call, row_of
+from headrace.core.json_calls import read_batch, read_call
 from headrace.errors import AnswerTooLarge, BadKey, BadMessage, BadRequest, HeadraceError, TooLarge
 from headrace.gateway.answers import MSGPACK, json_encode, replies_in_json, reply_in_json
 from headrace.gateway.front import Handler, WebRequest
@@ -50,10 +50,10 @@ class CallRoutes:
         }
 
     async def call(self, request: WebRequest) -> None:
-        body = await request.body()
-        wanted = read_call(body)
-        request_id = self._id_of(wanted.request_id)
-        row = row_of(wanted, body, self._program)
+        given, row = read_call(await request.body(), self._program)
+        request_id = self._id_of(given)
+        if isinstance(row, BadRequest):
+            raise row
         await request.answer(*reply_in_json(await self._turns.call(request_id, row)))
 
     async def batch(self, request: WebRequest) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from headrace import App, Config, Context, Places
 from headrace.core.admission import Admission
-from headrace.core.json_calls import read_one
+from headrace.core.json_calls import read_call
 from headrace.core.program import Program
 from headrace.durability.inbox.batch_calls import read_calls
 from headrace.durability.inbox.inbox import ClosedBatch, write_segment
@@ -155,6 +155,8 @@ REFUSED = (  # function, the argument in JSON, the code, part of the reason
     ("decimal", "1e9999999999999999999", "bad_arguments", "out of the range of a Decimal"),
     ("decimal", "true", "bad_arguments", "wanted Decimal, found True (bool)"),
     ("number", '"1"', "bad_arguments", "wanted float, found '1' (str)"),
+    ("number", "1e400", "bad_arguments", "1e400 is too large for a float"),
+    ("anything", '{"deep": [1e400]}', "bad_arguments", "1e400 is too large for a float"),
     ("number", "true", "bad_arguments", "wanted float, found True (bool)"),
     ("whole", "5.0", "bad_arguments", "wanted int, found 5.0 (float)"),
     ("whole", '"5"', "bad_arguments", "wanted int, found '5' (str)"),
@@ -204,13 +206,12 @@ def over_http(address: Address, data: bytes) -> Outcome:
 
 
 def in_a_batch(address: Address, data: bytes) -> Outcome:
-    """Between two other calls."""
-    other = call_of("whole", "5", False)
-    _, answer = ask(address, "POST", "/v1/batch", b'{"calls": [' + b",".join((other, data, other)) + b"]}")
-    if "replies" not in answer:
-        return seen(answer)
-    first, mine, last = answer["replies"]
-    assert (first["result"], last["result"]) == ("5", "5")
+    """Between others: of a function with Decimals, and of some without."""
+    others = [call_of("decimal", "0.10", False), call_of("anything", "[1.5]", True), call_of("number", "2.5", False)]
+    body = b'{"calls": [' + b",".join((others[0], data, *others[1:])) + b"]}"
+    _, answer = ask(address, "POST", "/v1/batch", body)
+    first, mine, *last = answer["replies"]
+    assert [each["result"] for each in (first, *last)] == ["Decimal('0.10')", "[1.5]", "2.5"]
     return seen(mine)
 
 
@@ -290,7 +291,7 @@ def test_every_number_in_json_is_the_decimal_that_is_written(text: str) -> None:
         ("items", f'[{{"sku": "x", "price": {text}}}]', [Item("x", expected)]),
         ("pair", f"[1, {text}]", (1, expected)),
     ):
-        _, row = read_one(call_of(function, argument, False), PROGRAM)
+        _, row = read_call(call_of(function, argument, False), PROGRAM)
         assert isinstance(row, tuple), row
         [got] = row[2]
         assert repr(got) == repr(wanted)
@@ -302,7 +303,7 @@ def test_where_no_decimal_is_declared_a_number_is_what_json_says(text: str) -> N
     """Also in the other arguments of a function that has Decimals."""
     expected = json.loads(text)
     data = f'{{"function": "box.decimal", "key": "k", "args": [1, {{"deep": [{text}]}}]}}'.encode()
-    _, row = read_one(data, PROGRAM)
+    _, row = read_call(data, PROGRAM)
     if isinstance(expected, float) and abs(expected) == float("inf"):
         assert "too large for a float" in str(row)
     else:

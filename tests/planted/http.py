@@ -44,8 +44,8 @@ MISTAKES = (
     Mistake(
         "A refusal and an abort stay with their own requests.",
         "headrace/gateway/call_routes.py",
-        "        request_id = self._id_of(wanted.request_id)\n",
-        "        request_id = wanted.request_id or self._client.new_id()\n",
+        "        request_id = self._id_of(given)\n",
+        "        request_id = given or self._client.new_id()\n",
     ),
     Mistake(
         "The calls of a JSON batch are answered as if each came alone.",
@@ -77,9 +77,8 @@ MISTAKES = (
     Mistake(
         "JSON becomes the same values over HTTP, in messages of Kafka, and in a column of Spark.",
         "headrace/durability/inbox/batch_calls.py",
-        "        function, named, args = row_of(message, data, admission.program)\n",
-        "        function, named, args = row_of(message, data, admission.program)\n"
-        "        args = tuple(message.args)\n",
+        "    function, named, args = call\n",
+        "    function, named, args = call[0], call[1], tuple(msgspec.json.decode(data)['args'])\n",
     ),
     Mistake(
         "An unknown field of a record in JSON is refused, whichever way it comes.",

@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from headrace.config import Config
 from headrace.core.admission import Admission, failure_of
 from headrace.core.epoch import Batch
-from headrace.core.json_calls import UNREADABLE, converted, read_arguments, read_call, row_of
+from headrace.core.json_calls import UNREADABLE, converted, read_arguments, read_call
 from headrace.core.origin import FromSource
 from headrace.core.program import Args, Entry, Program
 from headrace.core.signature import Signature
@@ -211,26 +211,24 @@ def admit_messages(closed: ClosedBatch, table: pa.Table, admission: Admission) -
 def read_message(data: bytes | None, key: bytes | None, admission: Admission) -> tuple[str | None, Any]:
     """Returns the message's request id, if it has one, and the call, or the error that says why it is not one. If it
     has no key, its row's is used."""
-    given = None
     if not data:
-        return given, BadMessage("not a call: the message is empty")
+        return None, BadMessage("not a call: the message is empty")
+    given, call = read_call(data, admission.program)
+    if isinstance(call, BadMessage):
+        with suppress(*UNREADABLE):
+            given = _only_id.decode(data).request_id
     try:
-        message = read_call(data)
-        if message.request_id:
-            admission.check_id(message.request_id)
-            given = message.request_id
-        function, named, args = row_of(message, data, admission.program)
+        if given:
+            admission.check_id(given)
+    except BadRequest as error:
+        return None, call if isinstance(call, BadMessage) else error
+    if isinstance(call, BadRequest):
+        return given, call
+    function, named, args = call
+    try:
         return given, (function, key.decode() if named is None and key is not None else named, args)
     except UnicodeDecodeError as error:
         return given, BadMessage(f"not a call: its key is not a text: {error}")
-    except BadMessage as error:
-        with suppress(*UNREADABLE, BadRequest):
-            claimed = _only_id.decode(data).request_id
-            admission.check_id(claimed)
-            given = claimed
-        return given, error
-    except BadRequest as error:
-        return given, error
 
 
 def arguments(function: Any, args: Any, admission: Admission) -> Row:
@@ -238,8 +236,9 @@ def arguments(function: Any, args: Any, admission: Admission) -> Row:
     that are dropped, and null ones with names that it does not have: they are columns that only other functions use."""
     signature = admission.program.find(function).signature
     if args is None or type(args) is str:
-        given = read_arguments(args or "[]", signature)
-        return converted(without_nulls(tuple(given) if type(given) is list else given, signature), signature)
+        given, has_texts = read_arguments(args or "[]", signature)
+        wanted = without_nulls(list(given) if type(given) is list else given, signature)
+        return converted(wanted, signature, has_texts)
     if type(args) is not tuple and type(args) is not dict:
         raise BadArguments(f"the arguments must be a JSON list or object, not {shown(args)}")
     args = without_nulls(args, signature)
