@@ -15,6 +15,7 @@ Never here: functions, and what is done with values of Python clients, which are
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import datetime
 import decimal
@@ -43,7 +44,7 @@ from headrace.wire.types import (
 Convert = Callable[[Any], Any]
 
 DECIMAL = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
-INTEGER = re.compile(r"0|-?[1-9]\d{0,18}", re.ASCII)
+INTEGER = re.compile(r"0|-?[1-9]\d{0,19}", re.ASCII)
 FINE_TIME = re.compile(r"[.,]\d{6}\d*[1-9]", re.ASCII)  # more than microseconds
 UNBOUNDED = 1 << 40  # messages are bounded
 
@@ -115,7 +116,7 @@ class Converters:
 
     def _key(self, declared: DeclaredType) -> Convert | None:
         kind = declared.kind if isinstance(declared, ScalarType) else str
-        return {int: to_int_key, bytes: to_bytes}.get(kind)
+        return {int: to_int_key, bytes: to_bytes_key}.get(kind)
 
     def _record(self, declared: DeclaredRecord) -> Convert:
         found = self._records.get(declared)
@@ -178,6 +179,11 @@ def to_decimal(value: Any) -> Any:
 def to_int_key(value: Any) -> Any:
     """Keys of JSON's objects are texts. Only the usual form of a number is one, so that no two texts are one key."""
     return int(value) if type(value) is str and INTEGER.fullmatch(value) else value
+
+
+def to_bytes_key(value: Any) -> Any:
+    made = to_bytes(value)
+    return made if type(made) is bytes and base64.b64encode(made).decode() == value else value
 
 
 def to_datetime(value: Any) -> Any:
