@@ -31,6 +31,7 @@ bench: install
 	$(BIN)/headrace bench epochs --save benchmarks/results/epochs.json
 	$(BIN)/headrace bench ycsb --durable --save benchmarks/results/ycsb_durable.json
 	$(BIN)/headrace bench ycsb --through spark --save benchmarks/results/ycsb_through_spark.json
+	$(BIN)/headrace bench http --save benchmarks/results/http.json
 	$(BIN)/headrace bench tables --save benchmarks/results/tables.json
 	$(BIN)/headrace bench snapshots --save benchmarks/results/snapshots.json
 	$(BIN)/headrace bench recovery --save benchmarks/results/recovery.json

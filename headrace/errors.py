@@ -19,7 +19,8 @@ class HeadraceError(Exception):
 
 
 class Abort(Exception):
-    """Raise it in a function to undo the whole transaction; the message is the reply."""
+    """Raise it in a function, or an exception derived from it, to undo the whole transaction; the message is the
+    reply."""
 
 
 # --- errors in the app ------------------------------------------------------------------------------------------------
@@ -35,6 +36,7 @@ class ConfigError(HeadraceError):
     """A setting is out of its range."""
 
     code = "bad_config"
+    http_status = 400
 
 
 # --- errors in a request: it is refused -------------------------------------------------------------------------------
@@ -106,6 +108,17 @@ class Forbidden(BadRequest):
     http_status = 403
 
 
+class MethodNotAllowed(BadRequest):
+    """This address does not take requests of this method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+    def __init__(self, message: str, allowed: str = "") -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
 class Overloaded(HeadraceError):
     """Too many requests are waiting; this one was not logged."""
 
@@ -128,7 +141,6 @@ class BadCall(HeadraceError):
     """A function used its context incorrectly: it did not await a call, or awaited something else."""
 
     code = "bad_call"
-    http_status = 422
 
 
 class Aborted(HeadraceError):
@@ -144,6 +156,13 @@ class Aborted(HeadraceError):
 
     def __reduce__(self) -> tuple[type[Aborted], tuple[object, ...]]:  # so that it can be copied like other exceptions
         return Aborted, (self.type, self.message, self.function, self.key, self.tid, self.cause_code)
+
+
+class FunctionFailed(HeadraceError):
+    """A function raised an exception that is not an `Abort`: most likely a bug. Only its code is used; clients raise
+    `Aborted`."""
+
+    code = "function_failed"
 
 
 class Poisoned(HeadraceError):
@@ -281,6 +300,8 @@ REFUSALS: dict[str, type[HeadraceError]] = {
         BadMessage,
         ReplyExpired,
         Forbidden,
+        MethodNotAllowed,
+        ConfigError,
         Overloaded,
         AnswerTooLarge,
         Stopped,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench import durable, hot, recovery_time, snapshot_cost
+from headrace.bench import http as over_http
 from headrace.bench.senders import cut, send_on_time
 from headrace.bench.stores import WatchedStore, file_system, folder_on_disk
 
@@ -53,6 +54,20 @@ def test_a_killed_app_is_back_with_all_that_was_answered(tmp_path: Path) -> None
     assert result["conserved"]
     assert result["total_ms"] >= result["load_ms"] > 0
     assert recovery_time.summary(result).row_count
+
+
+def test_calls_over_http_are_all_there_and_counted(tmp_path: Path) -> None:
+    told: list[int] = []
+    result = over_http.measure(500, 0.3, 1, tmp_path, told.append)
+    assert told == [1]
+    assert result["conserved"]
+    assert result["all_there"]
+    assert (result["clients"], result["batch"], result["durable"]) == (32, 100, True)
+    assert min(result[name] for name in over_http.FIGURES) > 0
+    assert result["p50_ms"] <= result["p99_ms"]
+    assert result["batched_per_s"] > result["calls_per_s"]
+    assert over_http.summary(result).row_count
+    assert not list(tmp_path.iterdir())
 
 
 def test_hot_counters_are_gathered_and_give_what_the_serial_engine_gives() -> None:

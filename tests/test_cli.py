@@ -38,17 +38,18 @@ def test_version_prints_the_version() -> None:
 def test_the_arguments_of_a_call_are_by_position_or_by_name() -> None:
     from headrace.cli.serve import arguments
 
-    assert arguments([]) == []
-    assert arguments(["bob", "5", "1.5e3", "[1]", '"5"', '"a=b"', "=x", "a b=c", "1=2"]) == [
+    assert arguments([]) == "[]"
+    assert json.loads(arguments(["bob", "5", "1.5e3", "[1]", '"5"', '"a=b"', "=x", "a b=c", "1=2"])) == [
         *("bob", 5, 1500.0, [1], "5", "a=b", "=x", "a b=c", "1=2")
     ]
-    assert arguments(["to=bob", "amount=5", 'note="a=b"', "more=c=d", "none="]) == {
+    assert json.loads(arguments(["to=bob", "amount=5", 'note="a=b"', "more=c=d", "none="])) == {
         "to": "bob",
         "amount": 5,
         "note": "a=b",
         "more": "c=d",
         "none": "",
     }
+    assert json.loads(arguments(["0.10", "1e400", "NaN"]), parse_float=str) == ["0.10", "1e400", "NaN"]
     for mixed in (["bob", "amount=5"], ["amount=5", "bob"], ["a=1", "a=2"]):
         with pytest.raises(BadRequest, match="all arguments by position, or each once by name; text with = in it"):
             arguments(mixed)

@@ -8,14 +8,12 @@ import dataclasses
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import uvicorn
 
-from headrace import Abort, Aborted, App, Context, Runtime
+from headrace import Abort, Aborted, App, Context
 from headrace.errors import (
     AnswerTooLarge,
     BadArguments,
@@ -26,7 +24,6 @@ from headrace.errors import (
     UnknownFunction,
     Unreachable,
 )
-from headrace.runtime.gateway import gateway
 from headrace.runtime.remote import RemoteClient, connect
 from headrace.wire import codec
 from headrace.wire.hints import Hints, Unsupported
@@ -34,6 +31,7 @@ from headrace.wire.messages import Calls, Refusal
 from headrace.wire.values import Values
 from tests.core.carried import shape
 from tests.core.declared import DrawnTypes, has_type
+from tests.gateway.served import ask, served_app
 
 app = App("shop")
 account = app.operator("account")
@@ -75,33 +73,14 @@ def address() -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def served(app: App) -> Iterator[tuple[str, int]]:
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    listener.listen()
-    with Runtime(app) as runtime:
-        server = uvicorn.Server(uvicorn.Config(gateway(runtime), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield listener.getsockname()
-        server.should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
+    with served_app(app) as found:
+        yield found.address
 
 
 @pytest.fixture
 def client(address: tuple[str, int]) -> Iterator[RemoteClient]:
     with connect(f"http://{address[0]}:{address[1]}", app) as made:
         yield made
-
-
-def ask(address: tuple[str, int], method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(*address, timeout=30)
-    try:
-        connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
-    finally:
-        connection.close()
 
 
 def test_a_call_over_http_gets_its_result(address: tuple[str, int]) -> None:

@@ -141,7 +141,7 @@ def rescale(
     """Change the number of workers of a running app, without stopping it. Exit code 2: it was refused."""
     from headrace.cli.serve import post
 
-    status, answer = post(url, "/v1/rescale", {"workers": workers})
+    status, answer = post(url, "/v1/rescale", f'{{"workers": {workers}}}')
     print(json.dumps(answer))
     raise typer.Exit(0 if status == "ok" else 2)
 

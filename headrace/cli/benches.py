@@ -169,6 +169,24 @@ def bench_tables(
     finish(result, bulk_tables.summary(result), as_json, save)
 
 
+@bench.command("http")
+def bench_http(
+    keys: Annotated[int, typer.Option(min=2, help="Accounts.")] = 10_000,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long each of the three steps takes.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of runs; the figures are medians.")] = 3,
+    where: Where = None,
+    as_json: Json = False,
+    save: Save = None,
+) -> None:
+    """Calls over HTTP, to a durable app: rates, latency and the server's CPU time, one by one and in batches."""
+    from headrace.bench import harness
+    from headrace.bench import http as over_http
+
+    with harness.progress("HTTP", total=repeats) as advance:
+        result = over_http.measure(keys, seconds, repeats, where, advance)
+    finish(result, over_http.summary(result), as_json, save)
+
+
 @bench.command("starts")
 def bench_starts(
     starts: Annotated[int, typer.Option(min=1, help="How many times to start a cluster.")] = 200,

@@ -66,7 +66,7 @@ def snapshot_now(
 
     from headrace.cli.serve import post
 
-    status, answer = post(url, "/v1/snapshot", {})
+    status, answer = post(url, "/v1/snapshot", "{}")
     print(json.dumps(answer))
     raise typer.Exit(0 if status == "ok" else 2)
 

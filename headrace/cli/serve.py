@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import threading
 import urllib.error
 import urllib.parse
@@ -24,10 +23,10 @@ from rich import markup
 from rich.console import Console
 
 from headrace.errors import BadRequest, Unreachable
+from headrace.gateway.server import LOOPBACK, gateway, listen, server_of
 from headrace.runtime import gc_settings
 from headrace.runtime.cluster import Cluster
 from headrace.runtime.driver import Driver
-from headrace.runtime.gateway import gateway
 from headrace.runtime.inprocess import Runtime
 from headrace.runtime.loading import load
 
@@ -83,13 +82,7 @@ def serve(
     """Run the app named by `target` and serve it until it is interrupted. SIGTERM ends it cleanly, too."""
     signal.signal(signal.SIGTERM, leave)
     app = load(target)
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()
-    except OSError as error:
-        raise BadRequest(f"cannot serve on {host}:{port}: {error.strerror}; choose another port with --port") from None
+    listener = listen(host, port)
     url = f"http://{host}:{listener.getsockname()[1]}"
     if workers == 1 and mode == "ordered":
         raise BadRequest("the ordered mode needs several workers: add --workers 2")
@@ -118,9 +111,9 @@ def serve(
                 f"Reading requests from {kafka.requests} at {kafka.brokers}, writing replies to {kafka.replies}.",
                 flush=True,
             )
-        web = gateway(runtime, hosts=("127.0.0.1", "localhost", "::1", host))
+        web = gateway(runtime, hosts=(*LOOPBACK, host))
         gc_settings.freeze_gc()
-        server = uvicorn.Server(uvicorn.Config(web, log_level="warning", timeout_graceful_shutdown=5))
+        server = server_of(web)
         for each in (runtime, pipeline):
             if each is not None:
                 threading.Thread(target=end_with, args=(each, server, pipeline), daemon=True).start()
@@ -202,30 +195,28 @@ def call(
     url: str, function: str, key: str | int, args: list[str], request_id: str | None
 ) -> tuple[str, dict[str, Any]]:
     """The status and the answer of one call."""
-    wanted = {"function": function, "key": key, "args": arguments(args), "request_id": request_id}
-    return post(url, "/v1/call", wanted)
+    wanted = json.dumps({"function": function, "key": key, "request_id": request_id})
+    return post(url, "/v1/call", f'{wanted[:-1]}, "args": {arguments(args)}}}')
 
 
-def arguments(given: list[str]) -> list[Any] | dict[str, Any]:
-    """The arguments by position, or by name if they are name=value."""
+def arguments(given: list[str]) -> str:
+    """The arguments in JSON, by position, or by name if they are name=value. Numbers are sent as they were written."""
     named = [(found[1], found[2]) for found in map(NAMED.match, given) if found]
     if not named:
-        return [parse(arg) for arg in given]
+        return f"[{', '.join(map(in_json, given))}]"
     if len(named) < len(given) or len(dict(named)) < len(named):
         raise BadRequest(
             "give all arguments by position, or each once by name; text with = in it is written as JSON, in quotes: "
             "'\"a=b\"'"
         )
-    return {name: parse(value) for name, value in named}
+    return f"{{{', '.join(f'{json.dumps(name)}: {in_json(value)}' for name, value in named)}}}"
 
 
-def post(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The status and the answer of a request."""
+def post(url: str, path: str, body: str) -> tuple[str, dict[str, Any]]:
+    """The status and the answer of a request with a body in JSON."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise BadRequest(f"{url!r} is not a valid URL; give one such as http://127.0.0.1:8090")
-    request = urllib.request.Request(
-        url.rstrip("/") + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
+    request = urllib.request.Request(url.rstrip("/") + path, body.encode(), {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
             answer = json.load(response)
@@ -237,8 +228,14 @@ def post(url: str, path: str, body: dict[str, Any]) -> tuple[str, dict[str, Any]
     return answer["status"], answer
 
 
-def parse(text: str) -> Any:
+def in_json(text: str) -> str:
+    """An argument that is not JSON is a text."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return text
+        json.loads(text, parse_constant=no_json)
+    except (ValueError, RecursionError):
+        return json.dumps(text)
+    return text
+
+
+def no_json(name: str) -> None:
+    raise ValueError(f"{name} is Python's, not JSON's")

@@ -37,11 +37,13 @@ class Submit(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Read state as it is between two epochs: of all operators or one, of all keys or one."""
+    """Read state as it is between two epochs: of all operators or one, of all keys or one; or that of some entities,
+    each an operator and a key."""
 
     token: Any
     operator: str | None = None
     key: Any = None
+    places: list[tuple[str, Any]] | None = None
 
 
 class TakeSnapshot(NamedTuple):

@@ -97,7 +97,7 @@ class LocalBackend:
                 return
             engine.backlog.popleft()
             if isinstance(first, Read):
-                engine.has_read(first.token, engine.state.select(first.operator, first.key))
+                engine.has_read(first.token, engine.state.select(first.operator, first.key, first.places))
             elif isinstance(first, TakeSnapshot):
                 engine.journal.wanted.append(first.token)
             else:

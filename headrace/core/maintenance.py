@@ -92,7 +92,8 @@ class Maintenance:
     def _do_between(self, now_us: int, event: Between, effects: list[Any]) -> None:
         self.asked_for = event
         if isinstance(event, Read):
-            self._gather(now_us, Show(self._token(), event.operator, event.key), effects, self._found(event.token))
+            show = Show(self._token(), event.operator, event.key, places=event.places)
+            self._gather(now_us, show, effects, self._found(event.token))
         elif isinstance(event, Rescale):
             try:
                 self.check(event.workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.core.epoch import Epoch
-from headrace.errors import AppChanged, HeadraceError, NotDeterministic
+from headrace.errors import Aborted, AppChanged, FunctionFailed, HeadraceError, NotDeterministic
 from headrace.wire.messages import Failure
 from headrace.wire.renewal import same_renewed
 from headrace.wire.values import Values, shown
@@ -17,7 +17,12 @@ def same_outcome(one: Failure | None, other: Failure | None) -> bool:
     """Messages may differ: they may show an object's address."""
     if one is None or other is None:
         return one is other
-    return (one.code, one.type, one.function, one.key) == (other.code, other.type, other.function, other.key)
+    return (code_of(one), one.type, one.function, one.key) == (code_of(other), other.type, other.function, other.key)
+
+
+def code_of(failure: Failure) -> str:
+    """In replies of older versions of Headrace, exceptions other than `Abort` have its code."""
+    return Aborted.code if failure.code == FunctionFailed.code else failure.code
 
 
 def first_difference(epoch: Epoch, before: Outcome, now: Outcome, rows: range, values: Values) -> str | None:

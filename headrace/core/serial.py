@@ -39,7 +39,7 @@ from headrace.core.later.expiring import Expiring, ExpiringTracked
 from headrace.core.program import Entry, Program
 from headrace.core.signature import Args
 from headrace.core.state import State, Table
-from headrace.errors import BadCall, HeadraceError, LimitReached, Poisoned
+from headrace.errors import Abort, Aborted, BadCall, FunctionFailed, HeadraceError, LimitReached, Poisoned
 from headrace.wire.messages import Failure, Need
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
@@ -421,7 +421,8 @@ class TrackedExecutor(SerialExecutor):
 
 def describe(error: BaseException) -> tuple[str, str, str]:
     """Code, type and message of any exception, even one that raises when it is inspected."""
-    kind, code, name, text = type(error), "aborted", "Exception", "<an exception without a message>"
+    kind, name, text = type(error), "Exception", "<an exception without a message>"
+    code = Aborted.code if issubclass(kind, Abort) else FunctionFailed.code
     with contextlib.suppress(BaseException):
         code = kind.code if issubclass(kind, HeadraceError) and type(kind.code) is str else code
     with contextlib.suppress(BaseException):

@@ -1,7 +1,7 @@
 """What arguments a function takes: checked, and explained, for calls from outside and between functions alike.
 
 Annotations are enforced, never coerced: see core/program.py. Only arguments from a poorer notation (JSON, a Spark row)
-are converted first.
+are converted first; those from JSON by wire/from_json.py.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headrace.errors import BadArguments, BadValue, ModelError, TooLarge
 from headrace.model.app import hints_of
 from headrace.model.keywords import Keywords
 from headrace.model.operator import Function
+from headrace.wire.from_json import Convert, Converters, NotConverted, mentions_decimal
 from headrace.wire.hints import Unsupported, name_of
 from headrace.wire.typed_values import Codec, codec_for
 from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values
@@ -139,6 +140,49 @@ def fits(args):
         """The arguments by position, as they are logged; raises if a name is unknown, given twice or missing."""
         return self.keywords.bind(args, kwargs, self)
 
+    @functools.cached_property
+    def has_decimals(self) -> bool:
+        """Whether JSON's numbers are to be read as texts: some argument may have a Decimal in it."""
+        return any(mentions_decimal(codec.type) for codec in self.codecs)
+
+    @functools.cached_property
+    def _converters(self) -> list[Convert | None]:
+        """By parameter. None if nothing needs to be converted."""
+        converters = Converters(self.has_decimals)
+        return [converters.of(codec.type) for codec in self.codecs]
+
+    @functools.cached_property
+    def _is_json(self) -> bool:
+        """Whether JSON gives all arguments as they are wanted."""
+        return not any(self._converters)
+
+    def from_json(self, args: Sequence[Any]) -> Args:
+        """Arguments that were read from JSON, as the annotated types. Raises BadArguments if that loses something; what
+        does not convert otherwise stays as it is, for `admit` to refuse."""
+        if self._is_json or not self.names:
+            return tuple(args)
+        last = len(self.names) - 1
+        return tuple(self._argument_from_json(min(at, last), arg) for at, arg in enumerate(args))
+
+    def named_from_json(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same, for arguments by name."""
+        if self._is_json:
+            return kwargs
+        places = self.keywords.places
+        return {
+            name: self._argument_from_json(places[name], arg) if name in places else arg for name, arg in kwargs.items()
+        }
+
+    def _argument_from_json(self, at: int, arg: Any) -> Any:
+        convert = self._converters[at]
+        if convert is None:
+            return arg
+        try:
+            return convert(arg)
+        except NotConverted as error:
+            where = f"{self.codecs[at].type.text}{error.path}: " if error.path else ""
+            raise BadArguments(f"{self}: {self.names[at]!r}: {where}{error.why}") from None
+
     def convert_named(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The same as `convert`, for arguments by name."""
         return {name: converted(arg, self._hint(name)) for name, arg in kwargs.items()}
@@ -152,8 +196,8 @@ def fits(args):
         return self.hints[self.names.index(name)] if name in self.names else Any
 
     def convert(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """Arguments from a poorer notation (JSON, a Spark row) as the annotated types: a dict as a dataclass, a list as
-        a tuple, text as a date. What does not convert stays as it is, for `admit` to refuse."""
+        """The arguments of a Spark row as the annotated types: a dict as a dataclass, a list as a tuple. What does not
+        convert stays as it is, for `admit` to refuse."""
         return tuple(
             converted(arg, self.hints[min(i, len(self.hints) - 1)]) if self.hints else arg for i, arg in enumerate(args)
         )

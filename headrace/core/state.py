@@ -155,9 +155,16 @@ class State:
             if table.written and len(table.written) > WRITTEN_MAX:
                 table.sort_out()
 
-    def select(self, operator: str | None = None, key: Any = None) -> Entities:
-        """The entities of an operator or of all, or those with this key."""
+    def select(
+        self, operator: str | None = None, key: Any = None, places: list[tuple[str, Any]] | None = None
+    ) -> Entities:
+        """The entities of an operator or of all, or those with this key; or those at these places."""
         found: Entities = []
+        if places is not None:
+            for name, each in places:
+                if (state := self.tables[name].get(each)) is not MISSING:
+                    found.append((name, each, state))
+            return found
         for name, table in self.tables.items():
             if operator is None or name == operator:
                 if key is None:

@@ -391,7 +391,10 @@ class Worker(Gathering):
 
     def _show(self, now_us: int, show: Show, effects: list[WorkerEffect]) -> None:
         state = self.state
-        wanted = entities_of(state.take_delta()) if show.is_delta else state.select(show.operator, show.key)
+        if show.is_delta:
+            wanted = entities_of(state.take_delta())
+        else:
+            wanted = state.select(show.operator, show.key, show.places)
         for entities, is_last in in_parts(wanted, self.config.entities_per_frame_max):
             effects.append(self.channels.send(now_us, COORDINATOR, Shown(show.token, entities, is_last)))
 

@@ -1,1 +1,1 @@
-"""Drivers of the core: the runtimes, their clients, the HTTP gateway, the clock. Threads and sockets live here."""
+"""Drivers of the core: the runtimes, their clients, the clock. Threads and sockets live here."""

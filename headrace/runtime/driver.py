@@ -54,7 +54,7 @@ from headrace.model.type_variables import Default, S
 from headrace.runtime.client import Client, Replies
 from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.externals import Externals
-from headrace.wire.messages import Answers, RequestIds
+from headrace.wire.messages import Answers, Entities, RequestIds
 from headrace.wire.values import shown
 
 if TYPE_CHECKING:
@@ -164,10 +164,22 @@ class Driver(ABC):
     def get(self, operator: str, key: Any, default: Any = None) -> Any: ...
     def get(self, operator: Operator | str, key: Any, default: Any = None) -> Any:
         """The state of one entity."""
-        name, program = self._name_of(operator), self.engine.program
-        program.check_key(key)
-        found = self._ask(lambda token: Read(token, name, key))
-        return program.values.unseal(found[0][2]) if found else default
+        place = self.place_of(operator, key)
+        found = self.read([place]).result()
+        return self.engine.program.values.unseal(found[0][2]) if found else default
+
+    def place_of(self, operator: Operator | str, key: Any) -> tuple[str, Any]:
+        """An entity that may be read: its operator and key."""
+        name = self._name_of(operator)
+        self.engine.program.check_key(key)
+        return name, key
+
+    def read(self, places: Sequence[tuple[str, Any]]) -> Future[Entities]:
+        """The states of these entities at one moment, between two epochs: (operator, key, sealed state) of those that
+        exist."""
+        with self._room:
+            self._check_alive()
+            return self._hand_over(lambda token: Read(token, places=list(places)))
 
     def snapshot(self) -> dict[str, Any]:
         """Make a snapshot now. Returns its epoch."""

@@ -306,13 +306,15 @@ class Traffic(msgspec.Struct, frozen=True, tag="traffic", forbid_unknown_fields=
 
 
 class Show(msgspec.Struct, frozen=True, tag="show", forbid_unknown_fields=True):
-    """Between two epochs: send state, of all operators or of one, of all keys or of one; or what changed since the last
-    such request (or since the term began), with the state MISSING where it was deleted."""
+    """Between two epochs: send state, of all operators or of one, of all keys or of one; or of these places, each an
+    operator and a key; or what changed since the last such request (or since the term began), with the state MISSING
+    where it was deleted."""
 
     token: int
     operator: str | None = None
     key: Any = None
     is_delta: bool = False
+    places: list[tuple[str, Any]] | None = None
 
 
 class Shown(msgspec.Struct, frozen=True, tag="shown", forbid_unknown_fields=True):

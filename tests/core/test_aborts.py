@@ -129,7 +129,7 @@ def test_an_aborted_call_raises_aborted_with_all_of_it() -> None:
             runtime.client.call(relay, "root")
         error = caught.value
         assert (error.type, error.message, error.function, error.key) == ("ValueError", "no", "plain.act", "actor")
-        assert (error.tid, error.code, error.cause_code) == (1, "aborted", "aborted")
+        assert (error.tid, error.code, error.cause_code) == (1, "aborted", "function_failed")
 
 
 def test_an_aborted_error_can_be_copied() -> None:

@@ -324,7 +324,8 @@ def depot(number: int) -> App:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("epochs", range(5))
 def test_a_logged_batch_gives_newer_code_the_calls_of_then(epochs: int, workers: int) -> None:
-    """A row that was refused stays refused, though its function exists now; a field that did not exist was not set."""
+    """A row that was refused stays refused, though its function exists now, and so does one with a field that did not
+    exist."""
     store = memory()
     old, new = depot(1), depot(2)
     assert fingerprint(old).obstacles(fingerprint(new)) == []
@@ -337,10 +338,26 @@ def test_a_logged_batch_gives_newer_code_the_calls_of_then(epochs: int, workers:
     engine = start(store, old, epoch_transactions_max=1)
     close(store, 0, pa.table({"call": pa.array(messages, pa.binary())}), function="")
     log_batch(engine, epochs)
-    assert dead_rows(store) == [("q", 0, 1)]
+    assert dead_rows(store) == [("q", 0, 1), ("q", 0, 2)]
     engine = settle(Engine(store, random.Random(1), {}, workers, new))
-    assert engine.hand.state() == {("depot", "a"): [Parcel(1), Parcel(2), Parcel(3)]}
-    assert dead_rows(store) == [("q", 0, 1)]
+    assert engine.hand.state() == {("depot", "a"): [Parcel(1), Parcel(3)]}
+    assert dead_rows(store) == [("q", 0, 1), ("q", 0, 2)]
     assert (held(store), waiting(store)) == (set(), [])
     close(store, 1, pa.table({"call": pa.array(messages[1:3], pa.binary())}), function="")
     assert settle(engine).hand.state()["depot", "a"][-1] == Parcel(2, "red"), "from then on it is"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("epochs", range(3))
+def test_a_logged_batch_has_no_fields_that_did_not_exist_then(epochs: int, workers: int) -> None:
+    """In columns, unlike in JSON, more fields than a record has are left out."""
+    store = memory()
+    engine = start(store, depot(1), epoch_transactions_max=1)
+    rows = pa.table({"key": ["a", "a"], "arg0": [{"weight": 1, "colour": "red"}, {"weight": 2, "colour": "blue"}]})
+    close(store, 0, rows, function="depot.take_in")
+    log_batch(engine, epochs)
+    engine = settle(Engine(store, random.Random(1), {}, workers, depot(2)))
+    assert engine.hand.state() == {("depot", "a"): [Parcel(1), Parcel(2)]}
+    assert dead_rows(store) == []
+    close(store, 1, rows, function="depot.take_in")
+    assert settle(engine).hand.state()["depot", "a"][-1] == Parcel(2, "blue"), "from then on it has"

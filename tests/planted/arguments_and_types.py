@@ -44,9 +44,9 @@ MISTAKES = (
     ),
     Mistake(
         "Over HTTP, arguments may be given by name.",
-        "headrace/runtime/gateway.py",
-        "            wished = KeywordCall(entry.function, wanted.key, (), named)\n",
-        "            wished = (entry.function, wanted.key, *named.values())\n",
+        "headrace/core/json_calls.py",
+        "            return signature.bind((), signature.named_from_json(args))\n",
+        "            return tuple(signature.named_from_json(args).values())\n",
     ),
     Mistake(
         "A default that can change is refused when its function is registered.",

@@ -27,8 +27,8 @@ MISTAKES = (
     Mistake(
         "A message that is not a call is refused by itself, with the reason in its reply and in the dead letters.",
         "headrace/durability/inbox/batch_calls.py",
-        'return given, BadMessage(f"not a call: {error}" if data else "not a call: the message is empty")',
-        'raise BadMessage(f"not a call: {error}" if data else "not a call: the message is empty") from None',
+        "    if isinstance(call, BadRequest):\n        return given, call\n",
+        "    if isinstance(call, BadRequest):\n        raise call\n",
     ),
     Mistake(
         "A query that fails is started again, until it fails without having made progress.",

@@ -60,7 +60,7 @@ MISTAKES = (
     ),
     Mistake(
         "Whatever is in a row, it runs or it becomes a dead letter.",
-        "headrace/durability/inbox/batch_calls.py",
+        "headrace/core/json_calls.py",
         "UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)",
         "UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError)",
     ),

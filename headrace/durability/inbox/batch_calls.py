@@ -20,6 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from headrace.config import Config
 from headrace.core.admission import Admission, failure_of
 from headrace.core.epoch import Batch
+from headrace.core.json_calls import UNREADABLE, converted, read_arguments, read_call
 from headrace.core.origin import FromSource
 from headrace.core.program import Args, Entry, Program
 from headrace.core.signature import Signature
@@ -185,23 +186,13 @@ def mixed_args(table: pa.Table) -> list[Any]:
     return [dict(zip(named, cells, strict=True)) for cells in zip(*named.values(), strict=True)]
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """A whole call in JSON, as the HTTP gateway takes it. If it has no id or key, those of its row are used."""
-
-    function: str
-    key: str | int | None = None
-    args: list[Any] | dict[str, Any] = []
-    request_id: str | None = None
-
-
 class UnparsedMessage(msgspec.Struct):
     """What can be read from a message that is not a call."""
 
     request_id: str | None = None
 
 
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_message, _only_id = msgspec.json.Decoder(Message), msgspec.json.Decoder(UnparsedMessage)
+_only_id = msgspec.json.Decoder(UnparsedMessage)
 
 
 def admit_messages(closed: ClosedBatch, table: pa.Table, admission: Admission) -> Batch:
@@ -218,47 +209,47 @@ def admit_messages(closed: ClosedBatch, table: pa.Table, admission: Admission) -
 
 
 def read_message(data: bytes | None, key: bytes | None, admission: Admission) -> tuple[str | None, Any]:
-    """Returns the message's request id, if it has one, and the call, or the error that says why it is not one."""
-    given = None
+    """Returns the message's request id, if it has one, and the call, or the error that says why it is not one. If it
+    has no key, its row's is used."""
+    if not data:
+        return None, BadMessage("not a call: the message is empty")
+    given, call = read_call(data, admission.program)
+    if isinstance(call, BadMessage):
+        with suppress(*UNREADABLE):
+            given = _only_id.decode(data).request_id
     try:
-        message = _message.decode(data or b"")
-        if message.request_id:
-            admission.check_id(message.request_id)
-            given = message.request_id
-        named = message.key if message.key is not None or key is None else key.decode()
-        args = message.args if isinstance(message.args, dict) else tuple(message.args)
-        return given, (message.function, named, arguments(message.function, args, admission))
-    except UNREADABLE as error:
-        with suppress(*UNREADABLE, BadRequest):
-            claimed = _only_id.decode(data or b"").request_id
-            admission.check_id(claimed)
-            given = claimed
-        return given, BadMessage(f"not a call: {error}" if data else "not a call: the message is empty")
+        if given:
+            admission.check_id(given)
     except BadRequest as error:
-        return given, error
+        return None, call if isinstance(call, BadMessage) else error
+    if isinstance(call, BadRequest):
+        return given, call
+    function, named, args = call
+    try:
+        return given, (function, key.decode() if named is None and key is not None else named, args)
+    except UnicodeDecodeError as error:
+        return given, BadMessage(f"not a call: its key is not a text: {error}")
 
 
 def arguments(function: Any, args: Any, admission: Admission) -> Row:
-    """Returns as many arguments as the function takes. Null arguments beyond that are dropped, and null ones with names
-    that it does not have: they are columns that only other functions use."""
+    """Returns as many arguments as the function takes, from columns or from one column of JSON. Null arguments beyond
+    that are dropped, and null ones with names that it does not have: they are columns that only other functions use."""
+    signature = admission.program.find(function).signature
     if args is None or type(args) is str:
-        args = from_json(args or "[]")
+        given, has_texts = read_arguments(args or "[]", signature)
+        wanted = without_nulls(list(given) if type(given) is list else given, signature)
+        return converted(wanted, signature, has_texts)
     if type(args) is not tuple and type(args) is not dict:
         raise BadArguments(f"the arguments must be a JSON list or object, not {shown(args)}")
-    signature = admission.program.find(function).signature
+    args = without_nulls(args, signature)
     if type(args) is dict:
-        named = {name: arg for name, arg in args.items() if arg is not None or name in signature.keywords.places}
-        return signature.bind((), named if signature.is_scalar else signature.convert_named(named))
-    while len(args) > signature.most and not signature.variadic and args[-1] is None:
-        args = args[:-1]
+        return signature.bind((), args if signature.is_scalar else signature.convert_named(args))
     return args if signature.is_scalar else signature.convert(args)
 
 
-def from_json(text: str) -> Any:
-    try:
-        args = msgspec.json.decode(text)
-    except UNREADABLE as error:
-        raise BadArguments(f"the arguments {shown(text)} are not valid JSON: {error}") from None
-    if type(args) is not list and type(args) is not dict:
-        raise BadArguments(f"the arguments {shown(text)} are not a JSON list or object")
-    return tuple(args) if type(args) is list else args
+def without_nulls(args: Any, signature: Signature) -> Any:
+    if type(args) is dict:
+        return {name: arg for name, arg in args.items() if arg is not None or name in signature.keywords.places}
+    while len(args) > signature.most and not signature.variadic and args[-1] is None:
+        args = args[:-1]
+    return args
