@@ -52,7 +52,7 @@ def deposit(ctx: Context[Account], amount: int) -> int:
     """Pay in; returns the new balance."""
     if amount <= 0:
         raise Abort(f"cannot deposit {amount}")
-    ctx.call_async(book, "paid in", amount)
+    ctx.call_async(_book, "paid in", amount)
     return add(ctx, amount)
 
 
@@ -61,24 +61,24 @@ def withdraw(ctx: Context[Account], amount: int) -> int:
     """Pay out; returns the new balance."""
     if amount <= 0:
         raise Abort(f"cannot withdraw {amount}")
-    ctx.call_async(book, "paid in", -amount)
+    ctx.call_async(_book, "paid in", -amount)
     return add(ctx, -amount)
 
 
 @account.register
-def credit(ctx: Context[Account], amount: int) -> None:
+def _credit(ctx: Context[Account], amount: int) -> None:
     """Money comes back from escrow, or from a sale."""
     add(ctx, amount)
 
 
 @account.register
-def hold(ctx: Context[Account], amount: int) -> None:
+def _hold(ctx: Context[Account], amount: int) -> None:
     """Money goes into escrow. If it is not there, the bid aborts."""
     add(ctx, -amount)
 
 
 @account.register
-def has_won(ctx: Context[Account], lot: str) -> None:
+def _has_won(ctx: Context[Account], lot: str) -> None:
     mine = ctx.get(Account())
     mine.won.append(lot)
     ctx.put(mine)
@@ -95,7 +95,7 @@ def add(ctx: Context[Account], amount: int) -> int:
 
 
 @books.register
-def book(ctx: Context[int], change: int) -> None:
+def _book(ctx: Context[int], change: int) -> None:
     ctx.merge(change)
 
 
@@ -128,8 +128,8 @@ def bid(ctx: Context[Auction], bidder: str, amount: int) -> int:
         raise Abort(f"{amount} is not more than {mine.escrow}")
     before = mine.escrow
     if mine.bidder is not None:
-        ctx.call_async(credit, mine.bidder, before)  # first: who bids twice needs only the difference
-    ctx.call_async(hold, bidder, amount)
+        ctx.call_async(_credit, mine.bidder, before)  # first: who bids twice needs only the difference
+    ctx.call_async(_hold, bidder, amount)
     mine.bidder, mine.escrow = bidder, amount
     ctx.put(mine)
     return before
@@ -146,8 +146,8 @@ def close(ctx: Context[Auction]) -> str:
     mine.status = UNSOLD
     if mine.bidder is not None:
         mine.status = SOLD
-        ctx.call_async(credit, mine.seller, mine.escrow)
-        ctx.call_async(has_won, mine.bidder, ctx.key)
+        ctx.call_async(_credit, mine.seller, mine.escrow)
+        ctx.call_async(_has_won, mine.bidder, ctx.key)
         ctx.send_external("mail", mine.bidder, f"you have won {ctx.key} for {mine.escrow}")
         mine.escrow = 0
     ctx.put(mine)
@@ -162,7 +162,7 @@ def call_off(ctx: Context[Auction], seller: str) -> None:
         raise Abort(f"{seller} has no open auction of {ctx.key}")
     ctx.cancel(mine.timer)
     if mine.bidder is not None:
-        ctx.call_async(credit, mine.bidder, mine.escrow)
+        ctx.call_async(_credit, mine.bidder, mine.escrow)
     mine.status, mine.bidder, mine.escrow = CALLED_OFF, None, 0
     ctx.put(mine)
 

@@ -184,6 +184,10 @@ class TestRuntime(Driver):
 
     # --- as in every runtime ---
 
+    def states(self) -> dict[str, dict[Any, Any]]:
+        """The state of all operators, {operator: {key: state}}: what an invariant takes."""
+        return {name: self.state(name) for name in self.app.operators}
+
     def snapshot(self) -> dict[str, Any]:
         """Make a snapshot now. Returns its epoch."""
         return {"epoch": self._ask(TakeSnapshot)}
