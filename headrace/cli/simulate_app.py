@@ -99,9 +99,7 @@ def look(targets: AppTargets, seed: int) -> AppReport:
     run = targets.run(seed)
     report = run.report()
     raised = dict(run.workload.raised.most_common(10))
-    return AppReport(
-        seed, report.violations, report.transactions, report.faults, report.probes, raised, report.digest
-    )
+    return AppReport(seed, report.violations, report.transactions, report.faults, report.probes, raised, report.digest)
 
 
 def smaller(targets: AppTargets, report: AppReport) -> Found:

@@ -140,7 +140,7 @@ def check_history(
         return wrong
     workload.hooks.watch(None)
     workload.hooks.has_dawdled = False  # this transaction or an earlier one, whose decree may have come later
-    moments, later = reference.moments, TimerCheck(workload.app.schedules.values())
+    moments, later = reference.moments, TimerCheck(workload.app.schedules.values(), history.kept)
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)
@@ -158,7 +158,7 @@ def check_history(
             wrong.append(f"TID {row.tid} does not return, and the log has no decree about it")
         if row.answered < 1 << 62:
             wrong += check_row(row, expected, values)
-        later.hear(row, oracle.now_us, before, expected[0] != "ok")
+        later.hear(row, oracle.now_us, before, oracle.state, expected[0] != "ok")
         wrong += workload.check_state(oracle, row.tid or 0)
         moments.append(ReferenceState(oracle.state, dict(oracle.written), oracle.now_us))
         oracle.state = dict(oracle.state)

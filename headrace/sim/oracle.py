@@ -232,16 +232,16 @@ class OracleContext:
         delta = self.carry(delta)
         self.put(self.combine(self.get(), delta) if self.is_there() else delta)
 
-    def call(self, function: Any, key: Any, *args: Any) -> OracleCall:
+    def call(self, function: Any, key: Any, /, *args: Any) -> OracleCall:
         return OracleCall(self, function, key, copied(args))
 
-    def call_async(self, function: Any, key: Any, *args: Any) -> None:
+    def call_async(self, function: Any, key: Any, /, *args: Any) -> None:
         self.oracle.count(self.where)
         if self.oracle.failure is not None:
             raise Undone
         self.oracle.queue.append((self.oracle.find(function), key, copied(args), self.hop(True)))
 
-    def call_later(self, delay: Any, function: Any, key: Any, *args: Any) -> str:
+    def call_later(self, delay: Any, function: Any, key: Any, /, *args: Any) -> str:
         seconds = delay if isinstance(delay, datetime.timedelta) else datetime.timedelta(seconds=delay)
         due_us = self.oracle.now_us + seconds // datetime.timedelta(microseconds=1)
         timer = self.chance.id("later")

@@ -180,7 +180,10 @@ class Simulation:
     def _plan_jumps(self) -> None:
         rng = self.parameters.rng("jumps")
         for _ in range(rng.randint(0, JUMPS_MAX)):
-            self.world.after(rng.randrange(self.parameters.chaos_us), self.world.jump, rng)
+            self.world.after(rng.randrange(self.parameters.chaos_us), self._jump, rng)
+
+    def _jump(self, rng: random.Random) -> None:
+        self.world.jump(rng)
 
     def _reach_timers(self) -> None:
         """Go on to what is due next, several times. What is due later than that never is."""

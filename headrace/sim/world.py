@@ -515,6 +515,7 @@ class World:
     def _keep(self, node: SimNode, effect: Any) -> bytes:
         node.process.store_work.prepare(effect.epoch, effect.changes)
         node.process.keep(effect.epoch)
+        self.history.keep(effect.epoch.number)
         return b"%d" % effect.epoch.number
 
     def _save(self, node: SimNode, effect: Any) -> bytes:

@@ -1,8 +1,8 @@
 """From a failing run of the simulator to a short test: the calls of its log, run in the test kit, as few as will do.
 
 The log of a run is a list of calls with their times. The same calls, in the test kit, break the same invariant if the
-mistake is in the app; faults have no part in it, since the results are those of a loop over the log. Then calls are left
-out, times rounded and numbers made smaller, as long as it still fails. What is printed has been run.
+mistake is in the app: faults have no part in it, since the results are those of a loop over the log. Then calls are
+left out, times rounded and numbers made smaller, as long as it still fails. What is printed has been run.
 
 If it does not fail there (a function that is not deterministic needs a crash in the right place), the calls of the log
 are printed as they are, and only the seed repeats it.
@@ -11,6 +11,7 @@ are printed as they are, and only the seed repeats it.
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,7 +181,7 @@ def as_test(found: ShrunkHistory, app: str, invariants: Sequence[str]) -> str:
     lines = [f"from {module} import {', '.join(names)}" for module, names in imports.items()]
     lines += ["from headrace.testing import TestRuntime", "", ""]
     lines.append("def test_found_by_the_simulator() -> None:")
-    given = ", ".join(f"{name!r}: {answer!r}" for name, answer in found.externals.items())
+    given = ", ".join(f"{text_of(name)}: {text_of(answer)}" for name, answer in found.externals.items())
     opened = f"TestRuntime({app.partition(':')[2]}{', externals={' + given + '}' if given else ''})"
     lines.append(f"    with {opened} as runtime:")
     aborts = {} if found.verdict is None else found.verdict.aborts
@@ -197,11 +198,16 @@ def as_test(found: ShrunkHistory, app: str, invariants: Sequence[str]) -> str:
 def line_of(step: HistoryStep, why: str | None) -> str:
     match step:
         case CallStep():
-            call = ", ".join(map(repr, (step.function, step.key, *step.args)))
+            call = ", ".join(map(text_of, (step.function, step.key, *step.args)))
             return f"runtime.client.call({call})" if why is None else f"runtime.client.batch([({call})])  # {why}"
         case TimeStep():
             return f"runtime.advance({span_of(step.us)})"
     return "runtime.crash()"
+
+
+def text_of(value: Any) -> str:
+    """As Python code."""
+    return json.dumps(value, ensure_ascii=False) if type(value) is str and value.isprintable() else repr(value)
 
 
 def span_of(us: int) -> str:
@@ -214,4 +220,3 @@ def span_of(us: int) -> str:
     if us or not parts:
         parts.append(f"seconds={us / 1_000_000:g}" if us % 1_000_000 == 0 else f"seconds={us / 1_000_000!r}")
     return ", ".join(parts)
-
