@@ -38,6 +38,7 @@ KNOWS = {  # each part, and those below it; some are still to be built
     "runtime": CORE | {"core", "tpg", "flow", "sql", "actors", "durability", "functions"},
     "sim": CORE | {"core", "tpg", "flow", "sql", "actors", "durability", "functions", "runtime"},
     "chaos": CORE | {"core", "durability", "runtime", "sim"},
+    "testing": CORE | {"core", "durability", "runtime", "sim"},
 }
 STATE = {
     f"headrace.core.{name}" for name in ("program", "state", "epoch", "backend")

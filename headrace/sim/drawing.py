@@ -48,8 +48,6 @@ SCALARS: dict[type, Callable[[random.Random], Any]] = {
     decimal.Decimal: lambda rng: decimal.Decimal(rng.choice(INTS)) / rng.choice((1, 10, 100)),
     uuid.UUID: lambda rng: uuid.UUID(int=rng.randrange(3)),
     datetime.date: lambda rng: START.date() + datetime.timedelta(days=rng.randrange(3)),
-    datetime.time: lambda rng: datetime.time(rng.randrange(24)),
-    datetime.timedelta: lambda rng: datetime.timedelta(seconds=rng.choice((0, 1, 60, 3600))),
 }
 
 

@@ -132,16 +132,6 @@ def forgets_last_moments(right: Any) -> Any:
     return restore_
 
 
-def awaits_one_row(right: Any) -> Any:
-    """Of several firings that a recovery finds in the log, it waits for only one."""
-
-    def fired(self: deferred.Deferred, function: Any, key: Any, *given: Any) -> None:
-        right(self, function, key, *given)
-        self.fired.pop(key, None)
-
-    return fired
-
-
 def makes_up_for_all(right: Any) -> Any:
     """A schedule fires for each time that was missed, not only for the last."""
 
@@ -431,7 +421,6 @@ DURABLE_MUTANTS = (
     Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers, 35),
     Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", leaves_out("spent", {}), 24),
     Mutant("a schedule forgets when it was last due", deferred.Deferred, "restore", forgets_last_moments, 4),
-    Mutant("a schedule fires twice for one moment", deferred.Deferred, "_fired", awaits_one_row, 10),
     Mutant("a schedule makes up for every moment it missed", cron.Interval, "before", makes_up_for_all, 4),
     Mutant("calls come before timers that are due", engine.Engine, "defer", takes_calls_first, 146),
     Mutant("calls that wait are timed after a timer that is due", epoch.Epoch, "has_calls", sees_no_calls, 146),

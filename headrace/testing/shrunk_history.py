@@ -44,7 +44,7 @@ class CrashStep(NamedTuple):
 HistoryStep = CallStep | TimeStep | CrashStep
 
 
-class Verdict(NamedTuple):
+class HistoryVerdict(NamedTuple):
     """What the test kit says to some steps."""
 
     why: str
@@ -56,12 +56,15 @@ class Verdict(NamedTuple):
 class ShrunkHistory(NamedTuple):
     steps: list[HistoryStep]
     externals: dict[str, Any]
-    verdict: Verdict | None  # None: it does not fail in the test kit
+    verdict: HistoryVerdict | None  # None: it does not fail in the test kit
 
 
 def shrink_history(app: App, invariants: Sequence[Invariant], run: UserRun) -> ShrunkHistory:
     """The history of a run that failed, as few steps as possible."""
-    steps = steps_of(run.simulation.log, run.workload.broken_at)
+    log = run.simulation.log
+    if not log.rows:  # the run broke off before its log was read
+        log = Reference.of_history(run.simulation.world.history)
+    steps = steps_of(log, run.workload.broken_at)
     answers = {name: found[0] for name, found in run.workload.answers.items()}
     for externals in (answers_for(app, answers), answers_for(app, {})):
         verdict = judge(app, invariants, steps, externals)
@@ -95,7 +98,7 @@ def steps_of(log: Reference, until: int) -> list[HistoryStep]:
 
 def judge(
     app: App, invariants: Sequence[Invariant], steps: Sequence[HistoryStep], externals: Mapping[str, Any]
-) -> Verdict | None:
+) -> HistoryVerdict | None:
     """Run the steps. None if nothing is wrong after any of them."""
     aborts: dict[int, str] = {}
     with TestRuntime(app, externals=externals) as runtime:
@@ -112,11 +115,11 @@ def judge(
                         runtime.crash()
                 why = first_broken(invariants, runtime.states())
             except NotDeterministic as error:
-                return Verdict(str(error), error.code, aborts, at + 1)
+                return HistoryVerdict(str(error), error.code, aborts, at + 1)
             except HeadraceError:
                 return None
             if why is not None:
-                return Verdict(why, why.partition(":")[0], aborts, at + 1)
+                return HistoryVerdict(why, why.partition(":")[0], aborts, at + 1)
     return None
 
 
@@ -125,8 +128,8 @@ def smallest(
     invariants: Sequence[Invariant],
     steps: list[HistoryStep],
     externals: Mapping[str, Any],
-    verdict: Verdict,
-) -> tuple[list[HistoryStep], Verdict]:
+    verdict: HistoryVerdict,
+) -> tuple[list[HistoryStep], HistoryVerdict]:
     attempts, is_smaller = 0, True
     while is_smaller:
         is_smaller = False

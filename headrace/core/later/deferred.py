@@ -43,7 +43,7 @@ DeferredRow = tuple[Function, Any, tuple[Any, ...]]
 ROWS_MAX = 500  # added at a time
 
 
-class DueRows(NamedTuple):
+class DeferredRows(NamedTuple):
     """Rows to log."""
 
     batch: Batch
@@ -183,7 +183,7 @@ class Deferred:
         done = self.fired.keys() | self.spent.keys()  # the log has a row with the response
         return [self.sends[key] for key in dict.fromkeys(ready) if key in self.sends and key not in done]
 
-    def due(self, now_us: int) -> DueRows | None:
+    def due(self, now_us: int) -> DeferredRows | None:
         """The rows to log now."""
         rows: list[DeferredRow] = []
         for key, due_us in self.spent.items():
@@ -225,7 +225,7 @@ class Deferred:
         ids = [f"headrace/{function.name}/{key}" for function, key, _ in rows]
         batch = Batch(FromEngine(ids), entries, [key for _, key, _ in rows], arguments)
         is_more = bool(self.heap) and self.heap[0][0] <= now_us
-        return DueRows(batch, timed[0][0] if timed else None, is_more)
+        return DeferredRows(batch, timed[0][0] if timed else None, is_more)
 
     def next_due_us(self, now_us: int) -> int | None:
         """When there is something to log, as far as known."""
