@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -61,6 +62,7 @@ def test_a_planted_bug_is_found_within_a_minute_and_printed_as_a_test_that_fails
     exec(first["test"], namespace)  # noqa: S102 what the command printed
     with pytest.raises(AssertionError):
         namespace["test_found_by_the_simulator"]()
+    assert first["test"] in (Path(__file__).parents[2] / "docs/testing.md").read_text(), "the page shows another one"
     lines = [line.strip() for line in first["test"].splitlines()]
     calls = [line for line in lines if line.startswith("runtime.client.call(")]
     assert len(calls) == 3, "a deposit, a bid, and a higher bid of the same bidder"
