@@ -14,13 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples import bank, hotel_flight, shopping_cart, subscriptions
+from examples import auction, bank, faulty_auction, hotel_flight, shopping_cart, subscriptions
 from headrace import Aborted, Runtime
 from headrace.errors import RequestIdReused
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = {
+    "auction": auction,  # its own tests are in test_auction.py
     "bank": bank,
+    "faulty_auction": faulty_auction,
     "shopping_cart": shopping_cart,
     "hotel_flight": hotel_flight,
     "subscriptions": subscriptions,
@@ -51,6 +53,20 @@ def test_the_bank_tells_of_aborts_and_of_an_unchanged_total(capsys: pytest.Captu
     told = capsys.readouterr().out
     assert "alice pays bob 500: aborted, alice has 40, needs 500" in told
     assert "total unchanged: True" in told
+
+
+def test_the_auction_house_tells_of_bids_and_of_the_winner(capsys: pytest.CaptureFixture[str]) -> None:
+    auction.main()
+    told = capsys.readouterr().out
+    assert "bo bids 90: bo has 80, needs 90" in told
+    assert "  ann: 30, won: lamp\n  bo: 80, won: nothing\n  sam: 70, won: nothing\n" in told
+    assert "mails: ann: you have won lamp for 70" in told
+    assert "balances and escrow are what was paid in: 180" in told
+
+
+def test_the_faulty_auction_tells_nothing_of_its_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    faulty_auction.main()
+    assert "money is conserved: True" in capsys.readouterr().out
 
 
 def test_the_shop_tells_of_an_abort_in_each_operator(capsys: pytest.CaptureFixture[str]) -> None:

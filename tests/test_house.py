@@ -39,6 +39,7 @@ KNOWS = {  # each part, and those below it; some are still to be built
     "gateway": CORE | {"core", "durability", "runtime"},
     "sim": CORE | {"core", "tpg", "flow", "sql", "actors", "durability", "functions", "runtime"},
     "chaos": CORE | {"core", "durability", "runtime", "sim"},
+    "testing": CORE | {"core", "durability", "runtime", "sim"},
 }
 STATE = {
     f"headrace.core.{name}" for name in ("program", "state", "epoch", "backend")

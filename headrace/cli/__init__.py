@@ -199,11 +199,31 @@ def sim(
     trace: Annotated[bool, typer.Option("--trace", help="With --seed: print every effect.")] = False,
     shrink: Annotated[bool, typer.Option("--shrink", help="With --seed: find a smaller run that fails.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
+    app: Annotated[
+        str | None, typer.Option(metavar="MODULE:APP", help="Run this app instead, with calls drawn from annotations.")
+    ] = None,
+    calls: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:STRATEGY", help="With --app: a Hypothesis strategy, or a function, of calls."),
+    ] = None,
+    invariant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODULE:FUNCTION", help="With --app: what must always hold; may be repeated."),
+    ] = None,
 ) -> None:
-    """Run the engine in a simulated world of faults, from one number each, and check what must hold."""
+    """Run the engine, or your app, in a simulated world of faults, from one number each, and check what must hold."""
     from headrace.cli.random_programs import programs_many, programs_one
     from headrace.cli.simulate import sim_many, sim_one
 
+    if app is None and (calls is not None or invariant):
+        raise typer.BadParameter("--calls and --invariant need --app", param_hint="--app")
+    if app is not None:
+        from headrace.cli.simulate_app import AppTargets, sim_app
+
+        if programs or trace or shrink:
+            raise typer.BadParameter("--app takes no --programs, --trace or --shrink: it always shrinks")
+        targets = AppTargets(app, calls, invariant or [])
+        raise typer.Exit(0 if sim_app(targets, seed, first, seeds, jobs, as_json) else 1)
     if programs:
         one, many = seed is not None, (first, seconds, jobs, as_json)
         raise typer.Exit(0 if (programs_one(seed or 0, as_json, shrink) if one else programs_many(*many)) else 1)

@@ -164,7 +164,6 @@ class Coordinator(Maintenance):
     def start(self, now_us: int, effects: list[Any]) -> None:
         effects += [Start(worker, self.term + 1) for worker in range(1, self.workers + 1)]
         self._begin_term(now_us, effects)
-        self.engine.defer(now_us)
         self.work(now_us, effects)
 
     def next_due_us(self, now_us: int) -> list[int | None]:

@@ -121,7 +121,7 @@ class Engine:
         self.ready = 0  # how much of it was there when this step began
         self.last: Epoch | None = None  # the last one that ran
         self.unfinished: list[UnfinishedBatch] = []  # that a recovery found in the log
-        self.inherited = 0  # the last epoch to replay that an older version of the app logged
+        self.replayed = 0  # the last epoch that a recovery has to replay
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
@@ -131,7 +131,8 @@ class Engine:
         """The first effects: the work that a recovery left."""
         effects: list[Any] = []
         self.journal.saved_us = now_us
-        if not self.is_inheriting():
+        if not self.is_replaying():
+            self.defer(now_us)
             self._sequence_unfinished(now_us)
         self.backend.start(now_us, effects)
         return self._leave(now_us, effects)
@@ -142,10 +143,10 @@ class Engine:
         of_backend = self.backend.HANDLERS.get(type(event))
         handler = getattr(self.backend, of_backend) if of_backend else getattr(self, self.HANDLERS[type(event)])
         handler(now_us, event, effects)
-        if not self.is_inheriting():
+        if not self.is_replaying():
+            self.defer(now_us)
             self._sequence_unfinished(now_us)
             self._take_waiting(now_us, effects)
-            self.defer(now_us)
         self.backend.work(now_us, effects)
         return self._leave(now_us, effects)
 
@@ -153,17 +154,26 @@ class Engine:
         for name in self.LEAVE:
             getattr(self, name)(now_us, effects)
         due = self.backend.next_due_us(now_us)
-        if not self.is_inheriting():
+        if not self.is_replaying():
             due = [self.deferred.next_due_us(now_us), now_us if self.incoming or self.unfinished else None, *due]
         return [*self.journal.drain(), *effects, *timer(due)]
 
     # --- what a step does besides its event ---
 
     def defer(self, now_us: int) -> None:
-        """Add the rows that no client sent: timers, schedules, and follow-ups of responses to messages."""
-        batch = self.deferred.due(max(now_us, self.sequencing.last_us))
-        if batch is not None:
-            self._sequence(now_us, Submission(None, batch.ids, {}), batch)
+        """Add the rows that no client sent: timers, schedules, and follow-ups of responses to messages. A timer that
+        is due comes before every call with a later time: calls that wait in the open epoch get a time that is not
+        later, and calls of this step are taken after this."""
+        time_us, is_more = max(now_us, self.sequencing.last_us, self.sequencing.least_us), True
+        while is_more:
+            due = self.deferred.due(time_us)
+            if due is None:
+                return
+            if due.first_us is not None and self.sequencing.open.has_calls():
+                self.close(min(now_us, due.first_us))
+            self.sequencing.least_us = max(time_us, self.sequencing.least_us)
+            self._sequence(now_us, Submission(None, due.batch.ids, {}), due.batch)
+            is_more = due.is_more
 
     def _resend(self, now_us: int, effects: list[Any]) -> None:
         self.backend.resend(now_us, effects)
@@ -191,13 +201,15 @@ class Engine:
     # --- taking batches, and sequencing ---
 
     def inherit(self) -> None:
-        """A recovery has found epochs to replay. Those of an older version of the app come first: until they are done,
-        nothing new is logged, and requests wait."""
-        epochs = [item.number for item in self.backlog if isinstance(item, Epoch) and item.is_inherited]
-        self.inherited = self.journal.earliest = max(epochs, default=0)
+        """A recovery has found epochs to replay. Until they are done, nothing new is logged, and requests wait: only
+        then all timers are known, and those that are due come first. Until epochs of an older version of the app are
+        done, there is no snapshot either."""
+        epochs = [item for item in self.backlog if isinstance(item, Epoch)]
+        self.replayed = max((epoch.number for epoch in epochs), default=0)
+        self.journal.earliest = max((epoch.number for epoch in epochs if epoch.is_inherited), default=0)
 
-    def is_inheriting(self) -> bool:
-        return self.inherited > self.last_number()
+    def is_replaying(self) -> bool:
+        return self.replayed > self.last_number()
 
     def _submit(self, now_us: int, event: Submit, effects: list[Any]) -> None:
         for token, batch in event.batches:
@@ -279,6 +291,8 @@ class Engine:
 
     def enqueue(self, now_us: int, event: Any, effects: list[Any]) -> None:
         """Add something that is not an epoch. Everything that came earlier runs first."""
+        if not self.is_replaying():
+            self.defer(now_us)
         if len(self.sequencing.open):
             self.close(now_us)
         self.backlog.append(event)
@@ -395,6 +409,7 @@ class Engine:
             for piece in epoch.pieces:
                 if piece.position:
                     position = min(position, piece.position)
+        position = min([position, *(each.position for each in self.unfinished)])
         metadata = SnapshotMetadata(
             self.sequencing.describe(first, self.last),
             CountsMetadata(self.committed, self.aborted),

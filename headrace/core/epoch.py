@@ -87,6 +87,10 @@ class Epoch:
         self.responses: dict[Any, Any] = {}  # to external calls, as they were logged
         self.final_rows = 0  # how many leading rows are final, while the epoch is not
 
+    def has_calls(self) -> bool:
+        """Whether any row came from outside."""
+        return any(not piece.is_own for piece in self.pieces)
+
     def starts(self) -> list[int]:
         """The first row of each piece."""
         return [0, *accumulate(piece.size for piece in self.pieces)][:-1]

@@ -60,6 +60,7 @@ class Sequencing:
         self.sequencer = sequencer or Sequencer()
         self.open = Epoch(1, 0, 0)
         self.last_us = 0  # when the last epoch was closed
+        self.least_us = 0  # the open one is not closed with an earlier time: some of its rows were due then
 
     def add(self, batch: Batch, start: int, now_us: int, position: int = 0) -> int:
         """Add rows of the batch, from `start`, to the open epoch; returns how many it had room for. `position` is that
@@ -93,7 +94,7 @@ class Sequencing:
         """Close the open epoch: its transactions get their TIDs. The next one opens."""
         epoch = self.open
         epoch.tids = self.sequencer.take(len(epoch))
-        self.last_us = max(now_us, self.last_us)
+        self.last_us = max(now_us, self.last_us, self.least_us)
         epoch.enter(CLOSED)
         epoch.closed_us = self.last_us
         self.open = Epoch(epoch.number + 1, epoch.first + len(epoch), now_us)

@@ -63,7 +63,7 @@ class Externals:
             )
         why = ""
         for attempt in range(external.tries):
-            if attempt and self._closed.wait(external.backoff_s * 2 ** (attempt - 1)):
+            if attempt and self._pause(external.backoff_s * 2 ** (attempt - 1)):
                 break
             outcome = self._try(external, f"{self.name}/{effect.call}", effect.args)
             if isinstance(outcome, Responded):
@@ -74,18 +74,28 @@ class Externals:
     def _try(self, external: External, key: str, args: tuple[Any, ...]) -> Responded | str:
         """One call, in its own thread. A call that does not return in time is abandoned."""
         outcome: list[Responded | str] = []
-
-        def call() -> None:
-            try:
-                result = external.function(key, *args)
-                outcome.append(Responded("", self.values.unseal(self.values.seal(result))))
-            except HeadraceError as error:  # a value that cannot be carried fails every time: no retry
-                outcome.append(Responded("", None, f"{external.name}: {error}"))
-            except BaseException as error:
-                _, name, text = describe(error)
-                outcome.append(f"{name}: {text[:MESSAGE_CHARACTERS_MAX]}" if text else name)
-
-        thread = threading.Thread(target=call, name=f"headrace-{external.name}", daemon=True)
+        thread = threading.Thread(
+            target=lambda: outcome.append(self._attempt(external, external.function, key, args)),
+            name=f"headrace-{external.name}",
+            daemon=True,
+        )
         thread.start()
         thread.join(external.timeout_s)
         return outcome[0] if outcome else f"no answer within {shown(external.timeout_s)} seconds"
+
+    def _attempt(
+        self, external: External, function: Callable[..., Any], key: str, args: tuple[Any, ...]
+    ) -> Responded | str:
+        """The response, or why there is none yet."""
+        try:
+            result = function(key, *args)
+            return Responded("", self.values.unseal(self.values.seal(result)))
+        except HeadraceError as error:  # a value that cannot be carried fails every time: no retry
+            return Responded("", None, f"{external.name}: {error}")
+        except BaseException as error:
+            _, name, text = describe(error)
+            return f"{name}: {text[:MESSAGE_CHARACTERS_MAX]}" if text else name
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt. True if this is being closed."""
+        return self._closed.wait(seconds)

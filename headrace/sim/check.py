@@ -16,7 +16,7 @@ from headrace.core.program import Program
 from headrace.sim.history import History, HistoryRow, StateRead
 from headrace.sim.oracle import Entity, Oracle
 from headrace.sim.promises import Logbook, LogRow
-from headrace.sim.timer_check import TimerCheck
+from headrace.sim.timer_check import NEVER_US, TimerCheck
 from headrace.sim.workload import Spin, Workload
 from headrace.wire.messages import Failure, Response
 from headrace.wire.native_form import is_native
@@ -140,7 +140,7 @@ def check_history(
         return wrong
     workload.hooks.watch(None)
     workload.hooks.has_dawdled = False  # this transaction or an earlier one, whose decree may have come later
-    moments, later = reference.moments, TimerCheck(workload.app.schedules.values())
+    moments, later = reference.moments, TimerCheck(workload.app.schedules.values(), history.kept)
     oracle.respond = reference.respond(values.unseal)
     for row, limits, oracle.now_us in zip(log, reference.limits, reference.times_us, strict=True):
         oracle.calls_max = limits.get("calls_max", oracle.calls_max)
@@ -158,11 +158,12 @@ def check_history(
             wrong.append(f"TID {row.tid} does not return, and the log has no decree about it")
         if row.answered < 1 << 62:
             wrong += check_row(row, expected, values)
-        later.hear(row, oracle.now_us, before, expected[0] != "ok")
+        later.hear(row, oracle.now_us, before, oracle.state, expected[0] != "ok")
+        wrong += workload.check_state(oracle, row.tid or 0)
         moments.append(ReferenceState(oracle.state, dict(oracle.written), oracle.now_us))
         oracle.state = dict(oracle.state)
     wrong += reference.wrong
-    wrong += later.end(moments[-1].state)
+    wrong += later.end(moments[-1].state, moments[-1].time_us if workload.is_timeless else NEVER_US - 1)
     reference.probes = later.probes
     lives_us = {name: operator.ttl_us for name, operator in workload.app.operators.items() if operator.ttl_us}
     for state_read in history.reads:

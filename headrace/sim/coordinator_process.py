@@ -44,6 +44,7 @@ class CoordinatorProcess:
         self.world, self.number, self.config = world, number, config
         self.wanted_workers, self.mode = workers, mode
         self.node = SimNode(self, 0, 1, None, world.new_clock())
+        self.node.clock.offset_us += world.ahead_us
         self.workers: dict[int, SimNode] = {}
         self.incarnations: Counter[int] = Counter()
         self.tokens: dict[int, Token] = {}

@@ -10,6 +10,7 @@ import msgspec
 from headrace.core import (
     coordinator,
     engine,
+    epoch,
     events,
     journal,
     log_records,
@@ -129,16 +130,6 @@ def forgets_last_moments(right: Any) -> Any:
         self.cursors.clear()
 
     return restore_
-
-
-def awaits_one_row(right: Any) -> Any:
-    """Of several firings that a recovery finds in the log, it waits for only one."""
-
-    def fired(self: deferred.Deferred, function: Any, key: Any, *given: Any) -> None:
-        right(self, function, key, *given)
-        self.fired.pop(key, None)
-
-    return fired
 
 
 def makes_up_for_all(right: Any) -> Any:
@@ -393,6 +384,26 @@ def fills_in_nothing(right: Any) -> Any:
     return lambda tables, *given: tables
 
 
+def takes_calls_first(right: Any) -> Any:
+    """Calls of a step come before the timers that are due."""
+    return lambda self, now_us: None if self.incoming else right(self, now_us)
+
+
+def sees_no_calls(right: Any) -> Any:
+    """Calls that wait in the open epoch get the time at which it is full, or has room."""
+    return lambda self: False
+
+
+def takes_calls_in_a_replay(right: Any) -> Any:
+    """Calls are logged before all timers of the log are known."""
+
+    def inherit(self: engine.Engine) -> None:
+        right(self)
+        self.replayed = self.journal.earliest
+
+    return inherit
+
+
 DURABLE_MUTANTS = (
     Mutant("a reply leaves before its record is durable", journal.Journal, "covers", answers_at_once, 1),
     Mutant("a reply does not wait for decrees and responses", journal.Journal, "covers", forgets_decrees, 10),
@@ -410,8 +421,10 @@ DURABLE_MUTANTS = (
     Mutant("timers are not in the snapshot", deferred.Deferred, "restore", restores_no_timers, 35),
     Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", leaves_out("spent", {}), 24),
     Mutant("a schedule forgets when it was last due", deferred.Deferred, "restore", forgets_last_moments, 4),
-    Mutant("a schedule fires twice for one moment", deferred.Deferred, "_fired", awaits_one_row, 10),
     Mutant("a schedule makes up for every moment it missed", cron.Interval, "before", makes_up_for_all, 4),
+    Mutant("calls come before timers that are due", engine.Engine, "defer", takes_calls_first, 146),
+    Mutant("calls that wait are timed after a timer that is due", epoch.Epoch, "has_calls", sees_no_calls, 146),
+    Mutant("calls are logged before the replay has ended", engine.Engine, "inherit", takes_calls_in_a_replay, 146),
     Mutant("the counter of TIDs is not in the snapshot", sequencing.Sequencing, "describe", leaves_out("lc", 0), 4),
     Mutant("the number of rows is not in the snapshot", sequencing.Sequencing, "describe", leaves_out("row", 0)),
     Mutant("TIDs begin again after a recovery", sequencing.Sequencer, "count_at", counts_from_the_start),

@@ -60,11 +60,16 @@ class History:
         self.instant = 0
         self.rows: dict[str, HistoryRow] = {}
         self.reads: list[StateRead] = []
+        self.kept: dict[int, int] = {}  # when each epoch was first known to be final and durable
         self.repeats = 0  # answers for a request that had been answered before
 
     def now(self) -> int:
         self.instant += 1
         return self.instant
+
+    def keep(self, epoch: int) -> None:
+        if epoch not in self.kept:
+            self.kept[epoch] = self.now()
 
     def ask(self, request_id: str, call: tuple[Any, ...], is_bad: bool) -> None:
         if request_id not in self.rows:

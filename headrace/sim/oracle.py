@@ -81,13 +81,19 @@ class Oracle:
     async def run(self, function: Any, key: Any, args: tuple[Any, ...], hops: Hops, depth: int, is_seen: bool) -> Any:
         where = (function.full_name, key)
         try:
-            context = OracleContext(self, function, key, hops, depth)
+            context = self.context_of(function, key, hops, depth)
             result = function.by_position(context, *copied(args))
             result = await result if inspect.iscoroutine(result) else result
-            return self.carry(result) if is_seen else None
+            return self.carry_result(function, result) if is_seen else None
         except BaseException as error:
             self.fail(error, where)
             raise
+
+    def context_of(self, function: Any, key: Any, hops: Hops, depth: int) -> OracleContext:
+        return OracleContext(self, function, key, hops, depth)
+
+    def carry_result(self, function: Any, result: Any) -> Any:
+        return self.carry(result)
 
     def visible(self, now_us: int, app: App) -> dict[Entity, Any]:
         """The state, without what has expired but is not deleted yet."""
@@ -171,6 +177,7 @@ class Undone(BaseException):
 class OracleContext:
     def __init__(self, oracle: Oracle, function: Any, key: Any, hops: Hops, depth: int) -> None:
         self.oracle, self.key, self.hops, self.depth = oracle, key, hops, depth
+        self.function = function
         self.made = 0  # calls
         self.where = (function.full_name, key)
         self.combine, self.entity = function.operator.combine, (function.operator.name, key)
@@ -205,9 +212,12 @@ class OracleContext:
         return copied(self.oracle.state[self.entity] if self.is_there() else default)
 
     def put(self, value: Any) -> None:
-        self.oracle.state[self.entity] = self.oracle.carry(value)
+        self.oracle.state[self.entity] = self.carry(value)
         if self.ttl_us is not None:
             self.oracle.written[self.entity] = self.oracle.now_us
+
+    def carry(self, state: Any) -> Any:
+        return self.oracle.carry(state)
 
     def expire(self) -> bool:
         is_over = self.entity in self.oracle.state and not self.is_there()
@@ -219,19 +229,19 @@ class OracleContext:
         self.oracle.state.pop(self.entity, None)
 
     def merge(self, delta: Any) -> None:
-        delta = self.oracle.carry(delta)
+        delta = self.carry(delta)
         self.put(self.combine(self.get(), delta) if self.is_there() else delta)
 
-    def call(self, function: Any, key: Any, *args: Any) -> OracleCall:
+    def call(self, function: Any, key: Any, /, *args: Any) -> OracleCall:
         return OracleCall(self, function, key, copied(args))
 
-    def call_async(self, function: Any, key: Any, *args: Any) -> None:
+    def call_async(self, function: Any, key: Any, /, *args: Any) -> None:
         self.oracle.count(self.where)
         if self.oracle.failure is not None:
             raise Undone
         self.oracle.queue.append((self.oracle.find(function), key, copied(args), self.hop(True)))
 
-    def call_later(self, delay: Any, function: Any, key: Any, *args: Any) -> str:
+    def call_later(self, delay: Any, function: Any, key: Any, /, *args: Any) -> str:
         seconds = delay if isinstance(delay, datetime.timedelta) else datetime.timedelta(seconds=delay)
         due_us = self.oracle.now_us + seconds // datetime.timedelta(microseconds=1)
         timer = self.chance.id("later")

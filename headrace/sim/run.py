@@ -16,7 +16,6 @@ from headrace.sim.check import Reference, check_history, check_rest
 from headrace.sim.clients import SimClient
 from headrace.sim.history import StateRead
 from headrace.sim.nemesis import Nemesis
-from headrace.sim.oracle import Oracle
 from headrace.sim.parameters import Parameters, draw
 from headrace.sim.replay_check import check_replay
 from headrace.sim.workload import Call, Workload
@@ -67,6 +66,8 @@ METRICS = {  # probes that the coordinator counts
     "repaired": "repairs",
 }
 PATIENCE_US = 60_000_000  # of virtual time, once there are no more faults
+JUMPS_MAX = 8  # of the clocks, to what is due next: during the faults, and after them
+REST_US = 300_000  # after a jump
 
 
 Batches = list[list[Call]]
@@ -108,12 +109,14 @@ class Simulation:
         trace: Callable[[str], None] | None = None,
         script: Callable[[Workload], list[Batches]] | None = None,
         is_source: bool | None = None,
+        workload: Workload | None = None,
     ) -> None:
         """`script` gives each client's requests, `is_source` whether it is a streaming query; by default both are
-        drawn."""
+        drawn. `workload` is one that has no name."""
         rng = parameters.rng("workload")
         self.parameters = parameters
-        self.workload = WORKLOADS[parameters.workload](rng, parameters.faults.misbehaviour)
+        self.workload = workload or WORKLOADS[parameters.workload](rng, parameters.faults.misbehaviour)
+        self.log = Reference()
         self.workload.hooks.chance = parameters.rng("overruns")
         self.world = World(parameters, self.workload, trace)
         self.nemesis = Nemesis(self.world, parameters.rng("nemesis"))
@@ -151,12 +154,16 @@ class Simulation:
         self.nemesis.begin()
         for client in self.clients:
             client.begin()
+        if self.workload.is_timeless:
+            self._plan_jumps()
         end_us = world.now_us + self.parameters.chaos_us
         world.run(lambda: False, end_us)
         world.now_us = max(world.now_us, end_us)
         self.nemesis.heal()
         if not self._wait_for_all():
             return
+        if self.workload.is_timeless:
+            self._reach_timers()
         last = self.workload.last_calls()
         if last:
             self.clients.append(SimClient(world, len(self.clients), [last], self.parameters.rng("last client")))
@@ -169,6 +176,21 @@ class Simulation:
             self._read_state_and_rest()
         if not world.violations:
             self.check()
+
+    def _plan_jumps(self) -> None:
+        rng = self.parameters.rng("jumps")
+        for _ in range(rng.randint(0, JUMPS_MAX)):
+            self.world.after(rng.randrange(self.parameters.chaos_us), self._jump, rng)
+
+    def _jump(self, rng: random.Random) -> None:
+        self.world.jump(rng)
+
+    def _reach_timers(self) -> None:
+        """Go on to what is due next, several times. What is due later than that never is."""
+        world, rng = self.world, self.parameters.rng("last jumps")
+        for _ in range(JUMPS_MAX):
+            if not world.violations and world.jump(rng):
+                world.run(lambda: False, world.now_us + REST_US)
 
     def _read_state_and_rest(self) -> None:
         """Reads all state, and waits until nothing happens any more."""
@@ -219,10 +241,11 @@ class Simulation:
         program = world.coordinator.core.program
         if program.app is not app:  # an older version was the last to run
             program = Program(app, config)
-        oracle = Oracle(program.values, config.calls_max, config.depth_max, app=app, seed=self.parameters.seed)
+        oracle = self.workload.oracle(program.under(config), self.parameters.seed)
         log = Reference.of_history(world.history)
         if world.is_durable:
             log = Reference.of_log(world.history, world.archive.read(program), program)
+        self.log = log
         world.violations += log.wrong
         world.violations += check_history(world.history, log, self.workload, oracle, world.archive.snapshots)
         world.probes.update(log.probes)

@@ -6,8 +6,10 @@ import random
 from abc import ABC, abstractmethod
 from typing import Any
 
+from headrace.core.program import Program
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint
+from headrace.sim.oracle import Oracle
 
 Call = tuple[Any, ...]  # (function, key, *args)
 
@@ -46,6 +48,7 @@ class Hooks:
 
 class Workload(ABC):
     name = "nothing"
+    is_timeless = False  # its timers may be due in days, or never end: the clocks of coordinators jump to some of them
 
     def __init__(self, app: App) -> None:
         self.app, self.hooks = app, Hooks()
@@ -68,6 +71,20 @@ class Workload(ABC):
 
     def last_calls(self) -> list[Call]:
         """Sent when all other requests have been answered."""
+        return []
+
+    def respond(self, name: str, args: tuple[Any, ...], rng: random.Random) -> tuple[Any, str | None]:
+        """The response of the outside world: a result, or why there is none. It differs each time."""
+        failure = "refused" if rng.random() < 0.2 else None
+        return None if failure else [name, *args, rng.randrange(1_000)], failure
+
+    def oracle(self, program: Program, seed: int) -> Oracle:
+        """The reference for this app."""
+        config = program.config
+        return Oracle(program.values, config.calls_max, config.depth_max, app=self.app, seed=seed)
+
+    def check_state(self, oracle: Oracle, tid: int) -> list[str]:
+        """What is wrong with the state after a transaction."""
         return []
 
     def check(self, history: Any) -> list[str]:

@@ -60,6 +60,7 @@ from headrace.wire.messages import Answers, Frame
 
 EVENTS_MAX, EVENTS_PER_TRANSACTION_MAX = 100_000, 4_000  # each overrun has the epochs since the last copy run again
 STARTS_MAX = 60  # of coordinators: a run must end
+FAR_US = 15_000_000  # what is due later than that, in a world whose clocks jump, is reached by a jump or not at all
 
 
 class CoreFailed(Exception):
@@ -78,6 +79,7 @@ class World:
         self.versions = parameters.rng("versions")
         self.now_us = 1_000_000
         self.heap: list[tuple[int, float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.ahead_us = 0  # by which the clocks of coordinators have jumped
         self.pushed = self.events = self.effects = self.nested = 0
         self.events_max = EVENTS_MAX + EVENTS_PER_TRANSACTION_MAX * parameters.transactions
         self.is_chaos = True
@@ -244,6 +246,26 @@ class World:
         self.fault("clocks off")
         return SimClock(offset_us, drift_ppm)
 
+    def jump(self, rng: random.Random) -> bool:
+        """The clocks of all coordinators jump to what is due next in the newest one, or somewhat beyond; False if
+        nothing is due."""
+        process = self.process
+        if process is None or not process.is_alive or process.core is None:
+            return False
+        reads_us = process.node.clock.read(self.now_us)
+        due_us = process.core.deferred.next_due_us(reads_us)
+        if due_us is None or due_us >= NEVER_US:
+            return False
+        by_us = max(0, due_us - reads_us) + rng.choice((0, 0, 1, 1_000, 60_000_000))
+        self.fault("clocks jumped")
+        self.ahead_us += by_us
+        for each in self.processes:
+            each.node.clock.offset_us += by_us
+        for each in self.processes:
+            if each.is_serving:
+                self.step(each.node, Tick())
+        return True
+
     def receive(self, node: SimNode, frame: Frame) -> None:
         self.step(node, Received(frame))
 
@@ -292,7 +314,8 @@ class World:
             self.trace(line + (shorten(effect) if effect is not None else data.decode()))
 
     def _set_timer(self, node: SimNode, effect: Any) -> bytes:
-        if effect.at_us >= NEVER_US:
+        far_us = node.clock.read(self.now_us) + FAR_US if self.workload.is_timeless else NEVER_US
+        if effect.at_us >= far_us:
             return b"never"
         at_us = node.clock.when(effect.at_us)
         if at_us <= self.now_us:
@@ -492,6 +515,7 @@ class World:
     def _keep(self, node: SimNode, effect: Any) -> bytes:
         node.process.store_work.prepare(effect.epoch, effect.changes)
         node.process.keep(effect.epoch)
+        self.history.keep(effect.epoch.number)
         return b"%d" % effect.epoch.number
 
     def _save(self, node: SimNode, effect: Any) -> bytes:
@@ -506,8 +530,7 @@ class World:
         rng = self.outside_rng
         self.probe("external calls")
         self.archive.perform(node.process, effect.call)
-        failure = "refused" if rng.random() < 0.2 else None
-        result = None if failure else [effect.name, *effect.args, rng.randrange(1_000)]
+        result, failure = self.workload.respond(effect.name, effect.args, rng)
         self.after(rng.choice((100, 1_000, 30_000)), self.step, node, Responded(effect.call, result, failure))
         return bytes(effect.call.encode())
 

@@ -162,7 +162,7 @@ def test_a_cancelled_timer_does_not_fire(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_timer_that_is_cancelled_earlier_in_the_same_epoch_does_nothing(workers: int) -> None:
+def test_a_timer_that_is_due_before_its_cancellation_has_run_does_nothing(workers: int) -> None:
     world = World(clocks, workers, epoch_interval_us=100)
     timer = world.run((set_bell, "k", 1, "a", "text"))[0].unwrap()
     world.until(world.epochs[0].closed_us + SECOND - 50)
@@ -197,6 +197,87 @@ def test_a_timer_can_set_the_next_one(workers: int) -> None:
     world.until(9 * SECOND)
     assert world.state() == {("bell", "a"): 5}
     world.check()
+
+
+# --- calls that come when a timer is due ------------------------------------------------------------------------------
+
+
+def rows_of(epochs: Any) -> list[tuple[str, int]]:
+    """The functions in the log, with their times."""
+    return [(entry.name, epoch.closed_us) for epoch in epochs for entry in epoch.entries]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_timer_that_is_due_runs_before_calls_with_a_later_time(workers: int) -> None:
+    world = World(clocks, workers)
+    world.run(*[(set_bell, "k", delay, "a", "timer") for delay in (2, 1)])
+    world.now_us = 5 * SECOND  # nobody has looked at the clock meanwhile
+    world.run((ring, "a", "call"))
+    assert [text.split()[0] for text in world.state()["bell", "a"]] == ["timer", "timer", "call"]
+    world.check()
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_call_that_waits_in_an_epoch_is_logged_before_a_timer_or_not_later(workers: int) -> None:
+    """The epoch is open for ten seconds, and a timer is due in the middle of it."""
+    world = World(clocks, workers, epoch_interval_us=10 * SECOND)
+    world.run((set_bell, "k", 5, "a", "timer"))
+    begin_us = world.epochs[0].closed_us
+    world.send([(ring, "a", "first")])
+    world.until(begin_us + 7 * SECOND)
+    world.send([(ring, "a", "second")])
+    world.until(begin_us + 40 * SECOND)
+    rows = rows_of(world.epochs)[1:]
+    assert [name for name, _ in rows] == ["bell.ring", "headrace.fire", "bell.ring"]
+    (_, first_us), (_, timer_us), (_, second_us) = rows
+    assert first_us <= begin_us + 5 * SECOND <= timer_us <= second_us
+    world.check()
+
+
+def test_more_timers_than_fit_into_one_batch_run_before_a_call_with_a_later_time() -> None:
+    world = World(clocks)
+    world.send([(set_bell, "k", 1, "a", "timer") for _ in range(1_200)])
+    world.happen()
+    world.now_us = 5 * SECOND
+    world.run((ring, "a", "call"))
+    assert [text.split()[0] for text in world.state()["bell", "a"]] == ["timer"] * 1_200 + ["call"]
+
+
+def test_timers_and_schedules_that_are_due_run_in_the_order_of_their_times() -> None:
+    app = App("both")
+    log = app.operator("log")
+
+    @log.register
+    def note(ctx: Context, text: str) -> None:
+        ctx.put([*ctx.get([]), text])
+
+    @log.register
+    def later(ctx: Context, delay: float, text: str) -> None:
+        ctx.call_later(delay, note, "all", text)
+
+    app.every(30, note, "all", "schedule at 30")
+    world = World(app)
+    world.until(SECOND)
+    world.run((later, "k", 50, "timer at 51"), (later, "k", 10, "timer at 11"))
+    world.now_us = 55 * SECOND
+    world.until(55 * SECOND)
+    assert world.state()["log", "all"] == ["timer at 11", "schedule at 30", "timer at 51"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_after_a_restart_a_timer_that_was_due_runs_before_new_calls(snapshot: bool, workers: int) -> None:
+    """Also if only a replay of the log shows that there is a timer, and calls come before it has begun."""
+    store = memory()
+    hand = Hand(store, clocks, workers)
+    hand.send("a", [(set_bell, "k", 30, "a", "timer")])
+    hand.settle()
+    if snapshot:
+        assert hand.take_snapshot() is not None
+    hand = Hand(after_power_loss(store), clocks, workers, now_us=60 * SECOND)
+    hand.send("b", [(ring, "a", "call")])
+    hand.settle()
+    assert hand.state() == {("bell", "a"): ["timer at 60", "call at 60"]}
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -245,9 +326,9 @@ def test_a_snapshot_knows_what_has_fired_and_is_not_dropped_yet() -> None:
     assert len(spent.spent) == 1
     other = Deferred(hand.core.program)
     other.restore(spent, hand.core.state)
-    batch = other.due(hand.now_us)
-    assert batch is not None
-    assert [entry.name for entry in batch.entries] == ["headrace.drop"]
+    due = other.due(hand.now_us)
+    assert due is not None
+    assert [entry.name for entry in due.batch.entries] == ["headrace.drop"]
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------

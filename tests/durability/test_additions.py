@@ -226,10 +226,10 @@ def test_requests_wait_until_the_older_versions_epochs_are_replayed_and_then_run
     store, _ = crashed(old, asked=[("ann", "bob", 5, 1)] * 5)
     hand = Hand(store, new.app)
     token = hand.send("new", [("account.owner", "ann")])
-    assert hand.core.is_inheriting()
+    assert hand.core.is_replaying()
     assert not hand.records
     hand.settle()
-    assert not hand.core.is_inheriting()
+    assert not hand.core.is_replaying()
     assert hand.replies[token][0].result == "ann"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.core.events import Read, TakeSnapshot
-from tests.durability.hand import SEVEN, Hand, add, app, memory, put
+from tests.durability.hand import SEVEN, Hand, add, after_power_loss, app, memory, put
 
 # --- batches that a crash cuts ----------------------------------------------------------------------------------------
 
@@ -116,6 +116,24 @@ def test_a_closed_batch_that_nobody_repeats_runs_to_its_end(durable: int) -> Non
     token = hand.send_source("q", 1, add, [("a", 1)])
     hand.settle()
     assert hand.replies[token][0].result == 10
+
+
+@pytest.mark.parametrize("durable", [2, 3])
+def test_a_snapshot_at_the_end_of_a_replay_keeps_a_batch_whose_rows_are_not_all_in_epochs(durable: int) -> None:
+    store = memory()
+    hand = Hand(store, app, epoch_transactions_max=2)
+    hand.send_source("q", 0, add, FIVE)
+    crash_after(hand, durable)
+    hand = Hand(store, app, now_us=10, snapshot_interval_us=1)
+    while hand.core.is_replaying():
+        hand.tick(hand.now_us + 5)
+    assert hand.core.journal.saving is not None, "it is taken before the other rows are logged"
+    while hand.work():
+        pass
+    hand = Hand(after_power_loss(store), app)
+    assert hand.core.journal.saved_epoch == 1
+    hand.settle()
+    assert hand.state() == SUMS
 
 
 @pytest.mark.parametrize("with_snapshot", [False, True])

@@ -70,6 +70,7 @@ class Life:
             for query in ("q", "r")
         }
         self.answered: dict[Any, list[Reply]] = {}
+        self.sent: dict[str, int] = {}  # the last batch of each source
         self.sync_chance = rng.choice([0.02, 0.2, 1.0])
         self.now_us = 0
         self.deaths = 0
@@ -100,13 +101,15 @@ class Life:
         ready: list[Any] = list(range(len(self.batches)))
         for query, batches in self.sources.items():
             done = sum((query, number) in self.answered for number in range(len(batches)))
-            ready += [(query, number) for number in (done - 1, done) if 0 <= number < len(batches)]
+            first = max(0, self.sent.get(query, 0), done - 1)  # a source does not go back behind what it has sent
+            ready += [(query, number) for number in range(first, min(done + 1, len(batches)))]
         if not ready:
             return
         what = rng.choice(ready)
         if isinstance(what, int):
             token = hand.send(*self.batches[what])
         else:
+            self.sent[what[0]] = what[1]
             rows = list(self.sources[what[0]][what[1]])
             rng.shuffle(rows)  # Spark may partition it differently
             token = hand.send_source(*what, add, self.sources[what[0]][what[1]] if what not in self.answered else rows)
@@ -154,7 +157,7 @@ class Life:
             self.asked[self.hand.send(*batch)] = number
         for query, batches in self.sources.items():
             for number, rows in enumerate(batches):
-                if (query, number + 1) not in self.answered:
+                if (query, number + 1) not in self.answered and number >= self.sent.get(query, 0):
                     self.asked[self.hand.send_source(query, number, add, rows)] = query, number
                     self.hand.settle()
                     self.look()

@@ -38,7 +38,7 @@ MISTAKES = (
     Mistake(
         "Newer code that gives another reply in a replay is refused, and leaves nothing behind.",
         "headrace/core/engine.py",
-        "return self.inherited > self.last_number()",
+        "return self.replayed > self.last_number()",
         "return False",
     ),
     Mistake(

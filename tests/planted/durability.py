@@ -119,7 +119,7 @@ MISTAKES = (
     Mistake(
         "The time of epochs never goes back, even when the clock does.",
         "headrace/core/sequencing.py",
-        "self.last_us = max(now_us, self.last_us)",
+        "self.last_us = max(now_us, self.last_us, self.least_us)",
         "self.last_us = now_us",
     ),
 )

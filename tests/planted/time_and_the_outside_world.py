@@ -124,10 +124,37 @@ MISTAKES = (
         "                heapq.heappush(self.heap, (self.timers[key], key))\n",
     ),
     Mistake(
-        "A timer that is cancelled earlier in the same epoch does nothing.",
+        "A timer that is cancelled earlier in the log does nothing, even if it is due before the cancellation has run.",
         "headrace/core/later/deferring.py",
         "        self.call_async(builtin.drop, timer)\n",
         "        self.call_later(0, builtin.drop, timer)\n",
+    ),
+    Mistake(
+        "A timer that is due runs before every call that has a later logged time and was sent after the timer was set "
+        "for good.",
+        "headrace/core/engine.py",
+        "            self.defer(now_us)\n            self._sequence_unfinished(now_us)\n"
+        "            self._take_waiting(now_us, effects)\n",
+        "            self._sequence_unfinished(now_us)\n            self._take_waiting(now_us, effects)\n"
+        "            self.defer(now_us)\n",
+    ),
+    Mistake(
+        "A call that waits in an open epoch when a timer is due is logged with a time that is not later.",
+        "headrace/core/engine.py",
+        "                self.close(min(now_us, due.first_us))\n",
+        "                pass\n",
+    ),
+    Mistake(
+        "After a restart, timers that were due run before new calls.",
+        "headrace/core/engine.py",
+        "self.replayed = max((epoch.number for epoch in epochs), default=0)",
+        "self.replayed = max((epoch.number for epoch in epochs if epoch.is_inherited), default=0)",
+    ),
+    Mistake(
+        "Timers and schedules that are due run in the order of their times.",
+        "headrace/core/later/deferred.py",
+        "        timed.sort(key=itemgetter(0))\n",
+        "",
     ),
     Mistake(
         "A later call that could not run is refused when the timer is set.",

@@ -3,7 +3,8 @@
 Rules:
 1. The source is the state of the operator `headrace` at the end of the last final epoch. The transactions of the rows
    added here check it again: an item that was dropped earlier in the log does nothing.
-2. A timer is due once the log's time has reached it. A schedule that was missed several times is due once.
+2. A timer is due once the log's time has reached it. A schedule that was missed several times is due once. Timers and
+   schedules become rows in the order in which they are due, and before calls that have a later time (`Engine.defer`).
 3. A message leaves once the epoch that wants it is durable. When an engine ends, it is unknown whether the message was
    performed, so it is performed again, with the same idempotency key.
 4. An item that aborts when it fires is not fired again: it is dropped. Until that is logged, it is `spent`.
@@ -18,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.core.epoch import Batch, Epoch
 from headrace.core.epoch_changes import Changes
@@ -37,7 +38,17 @@ from headrace.wire.values import MISSING, Key, written_us
 ChangedLater = list[tuple[Any, Any]]
 """Ids of `headrace` with their sealed state; and (operator, key) of expiring entities with the time of the write."""
 
+DeferredRow = tuple[Function, Any, tuple[Any, ...]]
+
 ROWS_MAX = 500  # added at a time
+
+
+class DeferredRows(NamedTuple):
+    """Rows to log."""
+
+    batch: Batch
+    first_us: int | None  # when the first timer or schedule in it was due; None if there is none
+    is_more: bool  # more timers are due than fit into one batch
 
 
 def later_of(changes: Changes, program: Program) -> ChangedLater:
@@ -172,9 +183,9 @@ class Deferred:
         done = self.fired.keys() | self.spent.keys()  # the log has a row with the response
         return [self.sends[key] for key in dict.fromkeys(ready) if key in self.sends and key not in done]
 
-    def due(self, now_us: int) -> Batch | None:
+    def due(self, now_us: int) -> DeferredRows | None:
         """The rows to log now."""
-        rows: list[tuple[Function, Any, tuple[Any, ...]]] = []
+        rows: list[DeferredRow] = []
         for key, due_us in self.spent.items():
             if key not in self.fired:
                 rows.append((skip, key, (due_us,)) if due_us else (drop, key, ()))
@@ -182,10 +193,11 @@ class Deferred:
             if key not in self.fired:
                 rows.append((fire, key, (responded.result, responded.failure)))
                 del self.responses[key]
-        while self.heap and self.heap[0][0] <= now_us and len(rows) < ROWS_MAX:
+        timed: list[tuple[int, DeferredRow]] = []  # with the time at which each is due
+        while self.heap and self.heap[0][0] <= now_us and len(rows) + len(timed) < ROWS_MAX:
             due_us, key = heapq.heappop(self.heap)
             if self.timers.get(key) == due_us and key not in self.fired and key not in self.spent:
-                rows.append((fire, key, ()))
+                timed.append((due_us, (fire, key, ())))
         for schedule in self.program.app.schedules.values():
             if schedule.key in self.fired or schedule.key in self.spent:
                 continue
@@ -194,7 +206,10 @@ class Deferred:
             if last_us is None:  # new: it starts now, and that is state too
                 rows.append((skip, schedule.key, (now_us,)))
             elif tick_us is not None:
-                rows.append((tick, schedule.key, (tick_us, schedule.function, schedule.of, schedule.args)))
+                call = (tick_us, schedule.function, schedule.of, schedule.args)
+                timed.append((tick_us, (tick, schedule.key, call)))
+        timed.sort(key=itemgetter(0))
+        rows += [row for _, row in timed]
         self.fired.update(key for _, key, _ in rows)
         for queue in self.expiring.values():
             rows += queue.due(now_us, ROWS_MAX - len(rows))
@@ -208,7 +223,9 @@ class Deferred:
             entries.append(entry)
             arguments.append(args)
         ids = [f"headrace/{function.name}/{key}" for function, key, _ in rows]
-        return Batch(FromEngine(ids), entries, [key for _, key, _ in rows], arguments)
+        batch = Batch(FromEngine(ids), entries, [key for _, key, _ in rows], arguments)
+        is_more = bool(self.heap) and self.heap[0][0] <= now_us
+        return DeferredRows(batch, timed[0][0] if timed else None, is_more)
 
     def next_due_us(self, now_us: int) -> int | None:
         """When there is something to log, as far as known."""

@@ -1,0 +1,1 @@
+"""The test kit, and users' apps in the simulator."""
