@@ -120,7 +120,7 @@ def compare(epoch: Epoch, before: Outcomes, found: dict[str, Difference]) -> Non
     now = outcomes_of(epoch)
     before = [*before, *[("", "nothing")] * (len(now) - len(before))]
     for row, ((digest, text), (other, was)) in enumerate(zip(now, before, strict=True)):
-        if digest == other or row in epoch.decreed:
+        if digest == other or row in epoch.decreed or row in epoch.accepted:
             continue
         name = epoch.entries[row].name
         if name in found:

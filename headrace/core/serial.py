@@ -34,6 +34,7 @@ from headrace.core.contexts import (
     serial_context,
     too_many_calls,
 )
+from headrace.core.digests import UNCHANGED
 from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
 from headrace.core.program import Entry, Program
@@ -112,7 +113,7 @@ class SerialExecutor:
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
-                binding, key, transaction.bytes_left = root, root_key, bytes_max
+                binding, key, transaction.bytes_left, is_stored = root, root_key, bytes_max, False
                 context, states = binding.context, binding.states
                 context.key = key
                 context._state = before = first = states.get(key, missing)
@@ -130,12 +131,16 @@ class SerialExecutor:
                 if state is not before:
                     if binding.written is not None:
                         binding.written.append(key)
+                        if binding.news is not None:
+                            is_other = state != before or type(state) is not type(before)
+                            binding.news.append(state if is_other else UNCHANGED)
                         if binding.befores is not None:
                             binding.befores.setdefault(key, before)
                     if state is missing:
                         states.pop(key, None)
                     else:
                         states[key] = state
+                    is_stored = True
                 for call in queue:  # grows meanwhile
                     binding, key, args = call
                     context, states = binding.context, binding.states
@@ -155,6 +160,9 @@ class SerialExecutor:
                             undo.append((binding, key, before))
                         if binding.written is not None:
                             binding.written.append(key)
+                            if binding.news is not None:
+                                is_other = state != before or type(state) is not type(before)
+                                binding.news.append(state if is_other else UNCHANGED)
                             if binding.befores is not None:
                                 binding.befores.setdefault(key, before)
                         if state is missing:
@@ -171,7 +179,7 @@ class SerialExecutor:
                 is_void = transaction.needs is not None
                 failure = self._failure(error, binding, key)
                 self._retire(context)
-                self._roll_back(root, root_key, first)
+                self._roll_back(root, root_key, first, is_stored)
                 if is_void:
                     needs = self._run_tracked(epoch, root)
                     if needs is not None:
@@ -270,12 +278,15 @@ class SerialExecutor:
             raise too_many_calls(self.program)
         transaction.calls_left -= 1
 
-    def _roll_back(self, root: Binding, root_key: Key, first: Any) -> None:
-        """`first` is the root's state before the transaction, if it was read: the undo list may not contain it."""
+    def _roll_back(self, root: Binding, root_key: Key, first: Any, is_stored: bool) -> None:
+        """`first` is the root's state before the transaction, for the case that its last one is stored: that is not in
+        the undo list."""
         transaction = self.transaction
         for binding, key, before in reversed(transaction.undo):
-            binding.table.put(key, before)
-        if first is not NOT_READ and root.table.get(root_key) is not first:
+            binding.table.take_back(key, before)
+        if is_stored:
+            root.table.take_back(root_key, first)
+        elif first is not NOT_READ and root.table.get(root_key) is not first:  # it was interrupted while it stored it
             root.table.put(root_key, first)
         transaction.undo.clear()
         transaction.queue.clear()
@@ -349,7 +360,7 @@ class TrackedExecutor(SerialExecutor):
             raised = error.error if isinstance(error, WrappedStopIteration) else error
             failure, needs = self._failure(raised, binding, key), transaction.needs
             self._retire(context)
-            self._roll_back(binding, key, NOT_READ)
+            self._roll_back(binding, key, NOT_READ, False)
             if needs is not None:
                 return needs  # type: ignore[no-any-return]
             epoch.failures[row] = failure
