@@ -52,11 +52,13 @@ from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, Snap
 from headrace.core.source_batches import SourceBatches
 from headrace.core.state import State
 from headrace.core.submit_queue import Policy, SubmitQueue, first_come
-from headrace.errors import HeadraceError, Poisoned
+from headrace.errors import HeadraceError, NotDeterministic, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
 from headrace.wire.renewal import same_renewed
 from headrace.wire.values import shown
+
+DECREED = frozenset((Poisoned.code, NotDeterministic.code))  # codes of failures that are logged
 
 
 class PendingExternal(NamedTuple):
@@ -363,8 +365,8 @@ class Engine:
             self.journal.note(Accepted(epoch.number, {epoch.tids[row]: text for row, text in differing.items()}))
 
     def decree(self, epoch: Epoch) -> None:
-        """Log failures caused by memory or stack: a second run might not fail."""
-        poisoned = {row: why for row, why in epoch.failures.items() if why.code == Poisoned.code}
+        """Log failures that a second run might not give: those caused by memory or stack, or found by a check."""
+        poisoned = {row: why for row, why in epoch.failures.items() if why.code in DECREED}
         if poisoned.keys() - epoch.decreed.keys():
             epoch.decreed.update(poisoned)
             self.journal.note(Decree({epoch.tids[row]: failure for row, failure in poisoned.items()}))

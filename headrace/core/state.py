@@ -29,7 +29,7 @@ from headrace.core.placement import shards_of
 from headrace.core.program import Program
 from headrace.model.operator import Operator
 from headrace.wire.messages import Entities
-from headrace.wire.values import MISSING, Key, same
+from headrace.wire.values import MISSING, Key
 
 States = dict[Key, Any]  # sealed
 WRITTEN_MAX = 200_000  # keys in the list, with repeats; then they are sorted out
@@ -57,7 +57,9 @@ class Table:
         """Set the state of an entity; MISSING deletes it."""
         if self.written is not None:
             if self.news is not None:
-                self.news.append(UNCHANGED if same(self.get(key), state) else state)
+                before = self.get(key)
+                is_other = state != before or type(state) is not type(before)  # as in the serial mode's loop
+                self.news.append(state if is_other else UNCHANGED)
             self.written.append(key)
         if state is MISSING:
             self.states.pop(key, None)
