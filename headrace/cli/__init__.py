@@ -105,7 +105,9 @@ def run(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Run every transaction twice, and abort and name those that are not deterministic."),
+        typer.Option(
+            "--check", help="Run every transaction twice; those that are not deterministic abort and are named."
+        ),
     ] = False,
     accept_logged: Annotated[
         bool,
@@ -136,8 +138,8 @@ def run(
     on = None if master is None else OnSpark.parse(master, conf or [])
     if check and (workers > 1 or mode is Mode.ORDERED or master is not None):
         raise typer.BadParameter(
-            "a check runs in one process: leave out --workers, --mode and --master. Whether a function is deterministic "
-            "does not depend on the number of workers",
+            "a check runs in one process: leave out --workers, --mode and --master. Whether a function is "
+            "deterministic does not depend on the number of workers",
             param_hint="--check",
         )
     if accept_logged and store is None:

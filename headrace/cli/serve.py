@@ -108,7 +108,9 @@ def serve(
         if is_hosted:
             from headrace.spark.hosting.spark_cluster import SparkCluster
 
-            runtime: Driver = SparkCluster(target, workers, mode=mode, store=store, spark=spark, accept_logged=accept_logged)
+            runtime: Driver = SparkCluster(
+                target, workers, mode=mode, store=store, spark=spark, accept_logged=accept_logged
+            )
         elif workers == 1:
             runtime = Runtime(app, store=store, check=check, accept_logged=accept_logged)
         else:

@@ -3,8 +3,8 @@
 Rules:
 1. Both runs see the same state. They write to an overlay. If they did the same, what the second one wrote is stored, in
    the same order: replies, state and digests are those of the serial mode.
-2. If they did not, the transaction aborts with `NotDeterministic`, which names the function, its entity and both values.
-   The engine logs that as a decree, so a replay repeats the abort, with or without a check.
+2. If they did not, the transaction aborts with `NotDeterministic`, which names the function, its entity and both
+   values. The engine logs that as a decree, so a replay repeats the abort, with or without a check.
 3. Epochs that an earlier engine logged run once: they may have been answered.
 
 A run is compared step by step: each call with its arguments and the state it finds, and how it ends: its result or
@@ -178,20 +178,20 @@ class CheckedExecutor:
                 self.steps.clear()
                 self.stack.clear()
             key, queued = context.key, len(context._queue)
-            self._begin(context, args)
+            is_one_way = self._begin(context, args)
             if not context._binding.is_plain:
-                return self._await(context, key, queued, body(context, *args))
+                return self._await(context, key, queued, is_one_way, body(context, *args))
             try:
                 result = body(context, *args)
             except BaseException as error:
                 self._end(context, key, queued, (("raised", describe(error)[1]),))
                 raise
-            self._end(context, key, queued, self._returned(context, result))
+            self._end(context, key, queued, self._returned(context, result, is_one_way))
             return result
 
         return run
 
-    async def _await(self, context: SerialContext, key: Key, queued: int, coroutine: Any) -> Any:
+    async def _await(self, context: SerialContext, key: Key, queued: int, is_one_way: bool, coroutine: Any) -> Any:
         try:
             result = await coroutine
         except GeneratorExit:
@@ -199,16 +199,20 @@ class CheckedExecutor:
         except BaseException as error:
             self._end(context, key, queued, (("raised", describe(error)[1]),))
             raise
-        self._end(context, key, queued, self._returned(context, result))
+        self._end(context, key, queued, self._returned(context, result, is_one_way))
         return result
 
-    def _begin(self, context: SerialContext, args: tuple[Any, ...]) -> None:
-        name = context._binding.name
+    def _begin(self, context: SerialContext, args: tuple[Any, ...]) -> bool:
+        """Returns whether nobody gets its result."""
+        name, is_one_way = context._binding.name, bool(self.steps) and not self.stack
         values = (("the state", context._state), *(("the argument", arg) for arg in args))
         self.steps.append(Step(BEGIN, name, context.key, values, self.stack[-1] if self.stack else None))
         self.stack.append((name, context.key))
+        return is_one_way
 
-    def _returned(self, context: SerialContext, result: Any) -> tuple[tuple[str, Any], ...]:
+    def _returned(self, context: SerialContext, result: Any, is_one_way: bool) -> tuple[tuple[str, Any], ...]:
+        if is_one_way:
+            return ()
         try:
             return (("returned", context._binding.seal(result)),)
         except BaseException as error:  # it aborts with this error

@@ -24,8 +24,8 @@ import msgspec
 
 from headrace.config import Config
 from headrace.core.channel import Channels
-from headrace.core.engine import Engine
 from headrace.core.digests import net_digest
+from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.events import Lost, Overran, Received, Rescale, Start
 from headrace.core.later.deferred import ChangedLater

@@ -87,7 +87,7 @@ def check(epoch: Epoch, found: dict[int, str], writes: str, accepts: bool) -> di
     fresh = {row: text for row, text in found.items() if row not in epoch.accepted}
     if writes == OTHER:
         called = ", ".join(sorted({entry.name for entry in epoch.entries})[:5])
-        wrote = f"a second run of epoch {epoch.number} gave the same replies, but wrote something else (it called {called})"
+        wrote = f"epoch {epoch.number}, which called {called}, gave the same replies again, but wrote something else"
         raise refusal(epoch, next(iter(found.values()), wrote), writes)
     if fresh and not (accepts and writes == SAME):
         raise refusal(epoch, next(iter(fresh.values())), writes)

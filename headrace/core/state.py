@@ -10,8 +10,8 @@ Rules:
    `take_changes`, at the end of an epoch, makes columns of it. An executor that has several epochs under way finds
    these itself, in its chains.
 4. If digests are taken, `news` holds the new state of each write of the running epoch, beside its key in `written`;
-   UNCHANGED if it is equal to the one before. An abort takes both back (`take_back`), so what remains does not depend on how an
-   executor got there. `take_digest`, at the end of an epoch, hashes it.
+   UNCHANGED if it is equal to the one before. An abort takes both back (`take_back`), so what remains does not depend
+   on how an executor got there. `take_digest`, at the end of an epoch, hashes it.
 
 Never here: which transaction writes, what a state means, how it is stored.
 """

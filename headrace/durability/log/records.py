@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.epoch import CLOSED, FINAL, Batch, Epoch, Piece
-from headrace.core.log_records import Accepted, Decree, Intent, Note, Record, Retired
+from headrace.core.log_records import Note, Record
 from headrace.core.origin import BatchId, FromSource
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
@@ -30,7 +30,7 @@ from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, f
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken, UnknownFunction
 from headrace.model.fingerprint import Fingerprint, added_fields
-from headrace.wire.messages import Failure, RequestIds, Response
+from headrace.wire.messages import Failure, RequestIds
 
 
 class CallRows(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class ColumnRecord(NamedTuple):
     tables: tuple[Columns, ...] = ()
 
 
-RecordHeader = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Decree | Intent | Response | Accepted | Retired
+RecordHeader = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Note
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RecordHeader)
