@@ -1,5 +1,5 @@
-"""Replays the whole log from its first record, in a new engine with other limits: the state must be the same, and so must
-be what each epoch wrote, as its digest says.
+"""Replays the whole log from its first record, in a new engine with other limits: the state must be the same, and what
+each epoch wrote, as its digest says.
 
 A recovery begins with a snapshot, which may hide that the log lacks something. This replay hides nothing.
 """
