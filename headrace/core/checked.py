@@ -95,7 +95,7 @@ class Step(NamedTuple):
     maker: tuple[str, Key] | None  # of the call: the function that waits for it, if any
 
 
-class Run(NamedTuple):
+class Trial(NamedTuple):
     """What one run of a transaction did."""
 
     steps: list[Step]
@@ -154,7 +154,7 @@ class CheckedExecutor:
             epoch.failures[row] = failure
         return None
 
-    def _try(self, epoch: Epoch, row: int) -> Run:
+    def _try(self, epoch: Epoch, row: int) -> Trial:
         """Run a row on the overlay, as if nothing had run before."""
         for table in self.tables.values():
             table.clear()
@@ -162,7 +162,7 @@ class CheckedExecutor:
         self.stack.clear()
         need = self.twice.run(epoch, row, row + 1)
         result = epoch.results.pop() if need is None else None
-        return Run(self.steps, result, epoch.failures.pop(row, None), need, dict(self._writes()))
+        return Trial(self.steps, result, epoch.failures.pop(row, None), need, dict(self._writes()))
 
     def _writes(self) -> Iterator[tuple[tuple[str, Any], Any]]:
         for name, table in self.tables.items():
@@ -230,7 +230,7 @@ class CheckedExecutor:
         self.steps.append(Step(END, name, key, (*outcome, ("put", context._state), *made), None))
 
 
-def difference(first: Run, second: Run, epoch: Epoch, row: int) -> Failure | None:
+def difference(first: Trial, second: Trial, epoch: Epoch, row: int) -> Failure | None:
     """The failure of a transaction whose two runs differ."""
     for one, other in zip(first.steps, second.steps, strict=False):
         if (one.kind, one.function) != (other.kind, other.function) or not same(one.key, other.key):
@@ -263,7 +263,7 @@ def told(step: Step) -> str:
     return f"{'called' if step.kind == BEGIN else 'ended'} {step.function} of {shown(step.key)}"
 
 
-def ended(run: Run) -> str:
+def ended(run: Trial) -> str:
     if run.need is not None:
         return f"called {run.need.name}"
     return f"returned {shown(run.result)}" if run.failure is None else f"aborted ({run.failure.type})"

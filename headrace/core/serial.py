@@ -114,7 +114,7 @@ class SerialExecutor:
         transaction, results = self.transaction, epoch.results
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
-        missing, first, bytes_max = MISSING, NOT_READ, transaction.limits[1]
+        missing, first, unchanged, bytes_max = MISSING, NOT_READ, UNCHANGED, transaction.limits[1]
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
@@ -136,9 +136,9 @@ class SerialExecutor:
                 if state is not before:
                     if binding.written is not None:
                         binding.written.append(key)
-                        if binding.news is not None:
-                            is_other = state != before or type(state) is not type(before)
-                            binding.news.append(state if is_other else UNCHANGED)
+                        news = binding.news
+                        if news is not None:
+                            news.append(state if state != before or type(state) is not type(before) else unchanged)
                         if binding.befores is not None:
                             binding.befores.setdefault(key, before)
                     if state is missing:
@@ -165,9 +165,9 @@ class SerialExecutor:
                             undo.append((binding, key, before))
                         if binding.written is not None:
                             binding.written.append(key)
-                            if binding.news is not None:
-                                is_other = state != before or type(state) is not type(before)
-                                binding.news.append(state if is_other else UNCHANGED)
+                            news = binding.news
+                            if news is not None:
+                                news.append(state if state != before or type(state) is not type(before) else unchanged)
                             if binding.befores is not None:
                                 binding.befores.setdefault(key, before)
                         if state is missing:

@@ -124,14 +124,12 @@ class Table:
         except KeyError:
             return list(map(self.states.get, keys, repeat(MISSING)))
 
-    def take_writes(self) -> Writes | None:
+    def writes(self) -> Writes | None:
         """The writes of the epoch that ends, if digests are taken."""
         if not self.news:
             return None
         assert self.written is not None
-        writes = self.written[-len(self.news) :], self.news[:]
-        self.news.clear()
-        return writes
+        return self.written[-len(self.news) :], self.news
 
     def take_changes(self) -> OperatorChanges | None:
         if not self.befores:
@@ -188,8 +186,12 @@ class State:
         """A digest of the writes of an epoch. Call it at its end, before `take_changes`."""
         if not self.has_digests:
             return None
-        written = ((name, table.take_writes()) for name, table in sorted(self.tables.items()))
-        return serial_digest((name, writes) for name, writes in written if writes is not None)
+        written = ((name, table.writes()) for name, table in sorted(self.tables.items()))
+        digest = serial_digest((name, writes) for name, writes in written if writes is not None)
+        for table in self.tables.values():
+            if table.news:
+                table.news.clear()
+        return digest
 
     def take_changes(self) -> Changes:
         """What was changed in watched tables since the last call. Call it at the end of an epoch."""

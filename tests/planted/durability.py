@@ -99,6 +99,73 @@ MISTAKES = (
         "same_outcome(new, old)",
     ),
     Mistake(
+        "That error says whether the logged reply can stand, and names the ways out.",
+        "headrace/core/outcome.py",
+        "ADVICE[writes].format(",
+        "ADVICE[UNKNOWN].format(",
+    ),
+    Mistake(
+        "A replay that writes something else is refused, also if it gives the same replies, and whatever the options say.",
+        "headrace/core/outcome.py",
+        "    if writes == OTHER:\n",
+        "    if writes == OTHER and found:\n",
+    ),
+    Mistake(
+        "With `accept_logged`, a replay that writes the same goes on, with the logged replies and the state of the first "
+        "run.",
+        "headrace/core/local.py",
+        "            epoch.results, epoch.failures = before.results, before.failures\n",
+        "",
+    ),
+    Mistake(
+        "What was accepted is in the log, and later starts need no option.",
+        "headrace/core/restore.py",
+        "                    epoch.accepted[epoch.tids.index(tid)] = text\n",
+        "                    pass\n",
+    ),
+    Mistake(
+        "Digests do not depend on the number of workers,",
+        "headrace/core/digests.py",
+        "            if not same(before, after):\n",
+        "            if before is not after:\n",
+    ),
+    Mistake(
+        "on the way a row runs,",
+        "headrace/core/state.py",
+        "            self.news.pop()\n            self.written.pop()\n",
+        "            self.news.append(before)\n            self.written.append(key)\n",
+    ),
+    Mistake(
+        "or on which object holds a value.",
+        "headrace/core/serial.py",
+        "                        news = binding.news\n"
+        "                        if news is not None:\n"
+        "                            news.append(state if state != before or type(state) is not type(before) else unchanged)\n"
+        "                    if state is missing:\n",
+        "                        news = binding.news\n"
+        "                        if news is not None:\n"
+        "                            news.append(state)\n"
+        "                    if state is missing:\n",
+    ),
+    Mistake(
+        "A check changes no reply, no state and no digest of deterministic functions,",
+        "headrace/core/checked.py",
+        "                self.below.change(key, self.below.get(key), state)\n        for key",
+        "                pass\n        for key",
+    ),
+    Mistake(
+        "names those that are not deterministic, with entity and both values,",
+        "headrace/core/checked.py",
+        '("put", context._state), ',
+        "",
+    ),
+    Mistake(
+        "and logs their aborts, which a start repeats with or without a check.",
+        "headrace/core/engine.py",
+        "frozenset((Poisoned.code, NotDeterministic.code))",
+        "frozenset((Poisoned.code,))",
+    ),
+    Mistake(
         "A replay that differs answers no client.",
         "headrace/core/outcome.py",
         "if row in epoch.decreed or (",
