@@ -95,7 +95,7 @@ MISTAKES = (
     Mistake(
         "A function that gives a different result when it is run again stops the recovery, and the error names it.",
         "headrace/core/outcome.py",
-        "(same_outcome(new, old) and same_renewed(before[0][row], now[0][row], values))",
+        "same_outcome(new, old) and same_renewed(before.results[row], now.results[row], values)",
         "same_outcome(new, old)",
     ),
     Mistake(
@@ -105,14 +105,15 @@ MISTAKES = (
         "ADVICE[UNKNOWN].format(",
     ),
     Mistake(
-        "A replay that writes something else is refused, also if it gives the same replies, and whatever the options say.",
+        "A replay that writes something else is refused, also if it gives the same replies, and whatever the options "
+        "say.",
         "headrace/core/outcome.py",
         "    if writes == OTHER:\n",
         "    if writes == OTHER and found:\n",
     ),
     Mistake(
-        "With `accept_logged`, a replay that writes the same goes on, with the logged replies and the state of the first "
-        "run.",
+        "With `accept_logged`, a replay that writes the same goes on, with the logged replies and the state of the "
+        "first run.",
         "headrace/core/local.py",
         "            epoch.results, epoch.failures = before.results, before.failures\n",
         "",
@@ -138,14 +139,8 @@ MISTAKES = (
     Mistake(
         "or on which object holds a value.",
         "headrace/core/serial.py",
-        "                        news = binding.news\n"
-        "                        if news is not None:\n"
-        "                            news.append(state if state != before or type(state) is not type(before) else unchanged)\n"
-        "                    if state is missing:\n",
-        "                        news = binding.news\n"
-        "                        if news is not None:\n"
-        "                            news.append(state)\n"
-        "                    if state is missing:\n",
+        "\n                            news.append(state if ",
+        "\n                            news.append(state if True or ",
     ),
     Mistake(
         "A check changes no reply, no state and no digest of deterministic functions,",
@@ -168,8 +163,8 @@ MISTAKES = (
     Mistake(
         "A replay that differs answers no client.",
         "headrace/core/outcome.py",
-        "if row in epoch.decreed or (",
-        "if row in epoch.decreed or epoch.limits is not None or (",
+        "if is_same or row in epoch.decreed:",
+        "if is_same or row in epoch.decreed or epoch.limits is not None:",
     ),
     Mistake(
         "A transaction that aborted by decree stays aborted, whatever it would do now.",

@@ -55,8 +55,7 @@ class Repair(Exchange):
         self.program, self.values, self.state, self.me = program, program.values, state, me
         self.depth_max, self.calls_max = program.config.depth_max, program.config.calls_max
         self.bytes_max = program.config.transaction_bytes_max
-        self.transaction = Transaction(self.calls_max, self.bytes_max)
-        self.dead = dead_transaction()
+        self.transaction, self.dead = Transaction(self.calls_max, self.bytes_max), dead_transaction()
         self.shards = ShardMap([me])
         self.workers = 1
         self.aborted: set[int] = set()
