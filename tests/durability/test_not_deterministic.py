@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import App, Context
+from headrace import App, Context, Runtime
 from headrace.cli.logs import rows_of
 from headrace.core.digests import NET, net_digest, net_sum
 from headrace.core.epoch_changes import OperatorChanges
 from headrace.core.local import LocalBackend
+from headrace.durability.log.log import bounds
 from headrace.durability.log.records import unpack_results
 from headrace.durability.reading.store_reader import StoreReader
+from headrace.durability.store import DirectoryStore
 from headrace.errors import NotDeterministic
 from headrace.sim.disk import SimStore
 from headrace.wire.values import MISSING
@@ -27,6 +30,7 @@ from tests.driver import Driver
 from tests.durability.hand import Hand, loop, memory, turned
 from tests.programs import PROGRAMS, Program
 from tests.programs import app as programs_app
+from tests.waiting import eventually
 
 app = App("clocks")
 thing = app.operator("thing")
@@ -195,6 +199,22 @@ def test_several_workers_say_that_one_process_must_accept_what_one_process_wrote
         Accepting(store, app, 2).settle()
     Accepting(store, app).settle()
     assert Hand(store, app, 2).run("all", [(tell, "a"), (add, "b", 1)]) == given
+
+
+def test_a_runtime_goes_on_with_the_logged_reply_if_it_is_told_to(tmp_path: Path) -> None:
+    first = Runtime(app, store=tmp_path)
+    given = first.client.options(request_id="id").call(tell, "w")
+    eventually(lambda: bounds(DirectoryStore(tmp_path), "replies") == (1, 1))  # what was answered is known
+    second = Runtime(app, store=tmp_path)  # the first one has not been closed: there is something to replay
+    with pytest.raises(NotDeterministic, match=r"thing.tell of 'w'.*--accept-logged"):
+        second.wait()
+    second.close()
+    with Runtime(app, store=tmp_path, accept_logged=True) as third:
+        assert third.client.options(request_id="id").call(tell, "w") == given
+        assert third.state(thing) == {"w": 1}
+    first.close()
+    with Runtime(app, store=tmp_path) as fourth:
+        assert fourth.client.options(request_id="id").call(tell, "w") == given
 
 
 # --- digests ----------------------------------------------------------------------------------------------------------

@@ -133,8 +133,8 @@ MISTAKES = (
     Mistake(
         "on the way a row runs,",
         "headrace/core/state.py",
-        "            self.news.pop()\n            self.written.pop()\n",
-        "            self.news.append(before)\n            self.written.append(key)\n",
+        "self.news.append(state if is_other else UNCHANGED)",
+        "self.news.append(state)",
     ),
     Mistake(
         "or on which object holds a value.",
@@ -165,6 +165,7 @@ MISTAKES = (
         "headrace/core/outcome.py",
         "if is_same or row in epoch.decreed:",
         "if is_same or row in epoch.decreed or epoch.limits is not None:",
+        (("    if writes == OTHER:\n", "    if writes == OTHER and epoch.limits is None:\n"),),
     ),
     Mistake(
         "A transaction that aborted by decree stays aborted, whatever it would do now.",
