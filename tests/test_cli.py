@@ -109,6 +109,9 @@ def test_what_cannot_be_run_is_said(target: str, reason: str) -> None:
     [
         (["--replies", "answers"], "need --kafka"),
         (["--conf", "spark.cores.max=2"], "--conf needs --master"),
+        (["--check", "--workers", "2"], "a check runs in one process"),
+        (["--check", "--master", "spark://x:1"], "a check runs in one process"),
+        (["--accept-logged"], "there are logged replies in a store only: add --store"),
         (["--conf", "spark.cores.max=2", "--master", "local[2]"], "does not start Spark: remove --conf"),
         (["--conf", "cores=2", "--master", "spark://x:1"], "as in spark.cores.max=8"),
         (["--kafka", "broker:9092"], "add --store"),
@@ -136,6 +139,8 @@ def test_the_benchmark_ends_with_one_line_of_json(tmp_path: Path) -> None:
         assert 0 < figures["p50_ms"] <= figures["p99_ms"]
         assert figures["aborted"] == 0
     assert result["bytes_per_entity"] > 0
+    assert 0 < result["aborted_of_ok"] < 5
+    assert 0 < result["refused_of_ok"] < 5
     assert json.loads(save.read_text())["machine"]["cores"] == os.cpu_count()
 
 

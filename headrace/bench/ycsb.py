@@ -63,6 +63,16 @@ def transfer(ctx: Context, to: int) -> int:
 
 
 @account.register
+def transfer_in_vain(ctx: Context, to: int) -> int:
+    """A transfer that aborts at the end of its function."""
+    balance: int = ctx.get(0)
+    ctx.call_async(credit, to)
+    balance -= 1
+    ctx.put(balance)
+    raise NotEnoughCredit(ctx.key)
+
+
+@account.register
 async def credit_coroutine(ctx: Context) -> None:
     ctx.put(ctx.get(0) + 1)
 
@@ -273,6 +283,34 @@ class EngineInThread:
         return answer.answers
 
 
+def cost_of_failing(keys: int, theta: float, slices: int) -> dict[str, float]:
+    """What a transfer costs that aborts, and one that is refused, against one that commits, in alternating slices."""
+    driver = EngineInThread()
+    driver.map("open", open_account, list(range(keys)), [(BALANCE,)] * keys)
+    watches = {name: Stopwatch() for name in ("ok", "aborted", "refused")}
+    for number in range(slices):
+        pairs = transfers(keys, theta, SLICE, number)
+        debtors, creditors = [debtor for debtor, _ in pairs], [(creditor,) for _, creditor in pairs]
+        wrong = [(str(creditor),) for _, creditor in pairs]
+        found: dict[str, int] = {}
+        for name, function, args in (
+            ("ok", transfer, creditors),
+            ("aborted", transfer_in_vain, creditors),
+            ("refused", transfer, wrong),
+        ):
+            with watches[name]:
+                answers = driver.map(f"{name}-{number}", function, debtors, args)
+            found[name] = len(answers.failures)
+        assert found == {"ok": 0, "aborted": SLICE, "refused": SLICE}, f"not what was to be measured: {found}"
+    assert sum(driver.tables["account"].values()) == keys * BALANCE
+    return {
+        f"{name}_of_ok": median(
+            one / other for one, other in zip(watches[name].laps_s, watches["ok"].laps_s, strict=True)
+        )
+        for name in ("aborted", "refused")
+    }
+
+
 def bytes_per_entity(keys: int) -> float:
     """What an account costs in the engine's memory: its entry in the table, its key, its state."""
     with Runtime(app) as runtime:
@@ -306,6 +344,8 @@ def ycsb(keys: int, theta: float, transactions: int, repeats: int, progress: Cal
             result |= figures
         else:
             result[form.name] = figures
+    slices = max(5, transactions * repeats // SLICE // 5)
+    result |= {name: round(figure, 2) for name, figure in cost_of_failing(keys, theta, slices).items()}
     result["bytes_per_entity"] = round(bytes_per_entity(keys), 1)
     return result
 
@@ -328,5 +368,7 @@ def summary(result: dict[str, Any]) -> Table:
         table.add_row(title, *(format(form[name], shape) for form in forms))
     table.add_row("conserved", *("yes" if form["conserved"] else "NO" for form in forms))
     table.add_row("same as the bare loop", *("yes" if form["same_as_reference"] else "NO" for form in forms))
+    for title, name in (("aborted", "aborted_of_ok"), ("refused", "refused_of_ok")):
+        table.add_row(f"cost of a call that is {title}, of one that commits", f"{result[name]:.2f}", "")
     table.caption = f"{result['bytes_per_entity']} bytes of memory per account"
     return table

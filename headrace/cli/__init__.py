@@ -103,6 +103,19 @@ def run(
     conf: Annotated[
         list[str] | None, typer.Option(help="A Spark setting, as in spark.cores.max=8; may be repeated.")
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Run every transaction twice; those that are not deterministic abort and are named."
+        ),
+    ] = False,
+    accept_logged: Annotated[
+        bool,
+        typer.Option(
+            "--accept-logged",
+            help="Start although functions give other replies than before the crash, if they write the same.",
+        ),
+    ] = False,
 ) -> None:
     """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""
     from headrace.cli.serve import FromKafka, OnSpark, serve
@@ -123,7 +136,15 @@ def run(
     if conf and master is None:
         raise typer.BadParameter("--conf needs --master", param_hint="--conf")
     on = None if master is None else OnSpark.parse(master, conf or [])
-    serve(target, host, port, workers, mode.value, store, source, on)
+    if check and (workers > 1 or mode is Mode.ORDERED or master is not None):
+        raise typer.BadParameter(
+            "a check runs in one process: leave out --workers, --mode and --master. Whether a function is "
+            "deterministic does not depend on the number of workers",
+            param_hint="--check",
+        )
+    if accept_logged and store is None:
+        raise typer.BadParameter("there are logged replies in a store only: add --store", param_hint="--accept-logged")
+    serve(target, host, port, workers, mode.value, store, source, on, check=check, accept_logged=accept_logged)
 
 
 def fix_hashes() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from headrace.core.log_records import Decree, Intent, Retired
+from headrace.core.log_records import Accepted, Decree, Intent, Retired
 from headrace.durability.log.column_bytes import Columns, from_column
 from headrace.durability.log.examine import ExamineReport, examine
 from headrace.durability.log.log import bounds, read_log
@@ -65,7 +65,8 @@ def described(data: bytes, calls: bool) -> dict[str, Any]:
             return {"kind": "epoch", **of_epoch(header, columns, {}, calls), "bytes": len(data)}
         case RepliesHeader():
             row = {"kind": "replies", **of_epoch(header.epoch, columns, header.failures, calls)}
-            return row | {"aborted": len(header.failures), "bytes": len(data)}
+            digest = None if header.digest is None else header.digest.hex()
+            return row | {"aborted": len(header.failures), "digest": digest, "bytes": len(data)}
         case BatchHeader():
             row = {"kind": "batch", "query": header.source[0], "batch": header.source[1]}
             return row | {"functions": [name for name, _ in header.rows.functions], "bytes": len(data)}
@@ -75,6 +76,13 @@ def described(data: bytes, calls: bool) -> dict[str, Any]:
             return {"kind": "intent", "tid": header.tid, "call": header.call, "name": header.name}
         case Response():
             return {"kind": "response", "tid": header.tid, "call": header.call, "failure": header.failure}
+        case Accepted():
+            return {
+                "kind": "accepted",
+                "epoch": header.epoch,
+                "tids": sorted(header.differences),
+                "differences": list(header.differences.values()),
+            }
         case Retired():
             return {"kind": "retired", "epoch": header.epoch}
     return {"kind": type(header).__name__.lower()}

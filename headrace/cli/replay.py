@@ -15,6 +15,7 @@ from rich.console import Console
 
 from headrace.cli.logs import in_json
 from headrace.config import Config
+from headrace.core.digests import is_comparable
 from headrace.core.epoch import Epoch
 from headrace.durability.reading.store_reader import Replay, StoreReader
 from headrace.errors import Stopped
@@ -62,7 +63,7 @@ class Difference(msgspec.Struct):
 def verify_stretch(target: str, store: str, first: int | None, last: int | None, twice: bool, as_json: bool) -> bool:
     app = load(target)
     past = StoreReader(store, app)
-    replay = past.replay(last, None if first is None else first - 1, is_strict=False)
+    replay = past.replay(last, None if first is None else first - 1, is_strict=False, has_digests=True)
     begin = max(first or 1, replay.began + 1)
     stretch = [epoch for epoch in replay.epochs if epoch.number >= begin]
     recorded = past.recorded(begin, replay.epoch)
@@ -70,6 +71,8 @@ def verify_stretch(target: str, store: str, first: int | None, last: int | None,
     for epoch in stretch:
         if epoch.number in recorded:
             compare(epoch, renewed_outcomes(recorded[epoch.number], replay.engine.program.values), found)
+    same_code = replay.codes <= {fingerprint(app).digest}  # other code may write a state in another form
+    rewritten = [each.number for each in stretch if same_code and wrote_otherwise(each, recorded.get(each.number))]
     unrecorded = [epoch for epoch in stretch if twice or epoch.number not in recorded]
     if unrecorded:
         again = dict(replay_elsewhere(target, store, first, last))
@@ -82,12 +85,19 @@ def verify_stretch(target: str, store: str, first: int | None, last: int | None,
         "compared_with_a_second_replay": len(unrecorded),
         "other_code": other_code(past, app, replay) if stretch else [],
         "differences": [msgspec.to_builtins(each) for each in found.values()],
+        "other_writes": rewritten,
     }
     if as_json:
         print(in_json(result))
     else:
         tell(result, past)
-    return not found
+    return not found and not rewritten
+
+
+def wrote_otherwise(epoch: Epoch, recorded: Epoch | None) -> bool:
+    """Did an epoch write something else than what was recorded, as far as that is known?"""
+    before = None if recorded is None else recorded.digest
+    return is_comparable(before, epoch.digest) and before != epoch.digest
 
 
 Outcomes = list[tuple[str, str]]  # of an epoch's rows: a digest, and its text
@@ -120,7 +130,7 @@ def compare(epoch: Epoch, before: Outcomes, found: dict[str, Difference]) -> Non
     now = outcomes_of(epoch)
     before = [*before, *[("", "nothing")] * (len(now) - len(before))]
     for row, ((digest, text), (other, was)) in enumerate(zip(now, before, strict=True)):
-        if digest == other or row in epoch.decreed:
+        if digest == other or row in epoch.decreed or row in epoch.accepted:
             continue
         name = epoch.entries[row].name
         if name in found:
@@ -181,9 +191,12 @@ def tell(result: dict[str, Any], past: StoreReader) -> None:
             markup=False,
             style="red",
         )
+    for number in result["other_writes"][:SHOWN_MAX]:
+        out.print(f"epoch {number} wrote something else than it did", markup=False, style="red")
     good = "every result is the same"
     bad = "some functions depend on more than the log: use ctx.random, ctx.now, ctx.uuid or ctx.call_external in them"
-    out.print(bad if result["differences"] else good, style="red" if result["differences"] else "green")
+    is_bad = bool(result["differences"] or result["other_writes"])
+    out.print(bad if is_bad else good, style="red" if is_bad else "green")
 
 
 # --- upgrade ----------------------------------------------------------------------------------------------------------

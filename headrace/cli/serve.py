@@ -78,6 +78,9 @@ def serve(
     store: str | None = None,
     kafka: FromKafka | None = None,
     on: OnSpark | None = None,
+    *,
+    check: bool = False,
+    accept_logged: bool = False,
 ) -> None:
     """Run the app named by `target` and serve it until it is interrupted. SIGTERM ends it cleanly, too."""
     signal.signal(signal.SIGTERM, leave)
@@ -98,9 +101,13 @@ def serve(
         if is_hosted:
             from headrace.spark.hosting.spark_cluster import SparkCluster
 
-            runtime: Driver = SparkCluster(target, workers, mode=mode, store=store, spark=spark)
+            runtime: Driver = SparkCluster(
+                target, workers, mode=mode, store=store, spark=spark, accept_logged=accept_logged
+            )
+        elif workers == 1:
+            runtime = Runtime(app, store=store, check=check, accept_logged=accept_logged)
         else:
-            runtime = Runtime(app, store=store) if workers == 1 else Cluster(target, workers, mode=mode, store=store)
+            runtime = Cluster(target, workers, mode=mode, store=store, accept_logged=accept_logged)
         stack.enter_context(runtime)
         if pipeline is not None:
             stack.callback(pipeline.stop_requests)

@@ -54,32 +54,46 @@ class Admission:
 
     def admit_columns(self, origin: Origin, function: Any, keys: list[Any], args: list[Args]) -> Batch:
         """One function for many keys: checked in columns; one by one only if a check fails."""
+        are_keys = False
         try:
             entry = self._find(function)
-            if keys and self.program.check_keys(keys, entry) and entry.signature.fits_all(args):
+            are_keys = bool(keys) and self.program.check_keys(keys, entry)
+            if are_keys and entry.signature.fits_all(args):
                 return Batch(origin, [entry] * len(keys), keys, args)
         except UnknownFunction:
             pass
-        return self.admit_rows(origin, [(function, key, row) for key, row in zip(keys, args, strict=True)])
+        rows: list[Any] = [(function, key, row) for key, row in zip(keys, args, strict=True)]
+        return self.admit_rows(origin, rows, are_keys)
 
-    def admit_rows(self, origin: Origin, calls: list[tuple[Any, Any, Any] | BadRequest]) -> Batch:
-        """Calls are `(function, key, args)`, or the error of an invalid call."""
+    def admit_rows(
+        self, origin: Origin, calls: list[tuple[Any, Any, Any] | BadRequest], are_keys: bool = False
+    ) -> Batch:
+        """Calls are `(function, key, args)`, or the error of an invalid call. With `are_keys`, the keys are checked."""
         entries: list[Entry] = []
         keys: list[Key] = []
         arguments: list[Args] = []
         refused: dict[int, Failure] = {}
         sizes: list[int] = []
+        last, found = None, None  # a function, and its entry
         for position, call in enumerate(calls):
             try:
                 if isinstance(call, BadRequest):
                     raise call
                 function, key, args = call
-                entry = self._find(function)
-                self.program.check_key(key, entry)
+                if found is None or function is not last:
+                    found = self._find(function)
+                    last = function
+                entry = found
+                if not are_keys:
+                    self.program.check_key(key, entry)
                 if type(args) is not tuple:
                     raise BadArguments(f"the arguments of {entry.signature} must be a tuple, not {shown(args)}")
                 if not entry.fits(args):
-                    entry, args = entry.admit(args)
+                    trouble = entry.signature.trouble(args)
+                    if trouble is not None:
+                        refused[position] = Failure(BadArguments.code, BadArguments.__name__, trouble)
+                        continue
+                    entry, args = entry.admit(args, is_checked=True)
             except BadRequest as error:
                 refused[position] = failure_of(error)
             else:

@@ -29,6 +29,7 @@ class Binding:
         "fits",
         "is_plain",
         "name",
+        "news",
         "number",
         "operator",
         "placed",
@@ -47,7 +48,7 @@ class Binding:
         self.placed = program.placed.get(entry.operator.name)  # if it is not None, other keys are checked first
         self.quick, self.seal = entry.result.quick, entry.result.seal  # of results
         self.table, self.states = table, table.states
-        self.written, self.befores = table.written, table.befores
+        self.written, self.befores, self.news = table.written, table.befores, table.news
         self.context: Any = None  # of the running or the next call
         self.run: Callable[..., Any] = never  # the body with this context
 
@@ -85,7 +86,8 @@ class Bindings(Generic[B]):
         if self.version != self.state.version:
             self.version = self.state.version
             for binding in self.by_number:
-                binding.written, binding.befores = binding.table.written, binding.table.befores
+                table = binding.table
+                binding.written, binding.befores, binding.news = table.written, table.befores, table.news
 
     def of(self, entries: list[Entry]) -> list[B]:
         """For each entry its binding. The entries may be those of another program of the same app."""

@@ -83,6 +83,11 @@ class Transaction:
         self.is_marked = False
 
 
+def dead_transaction() -> Transaction:
+    """One for contexts of calls that have failed."""
+    return Transaction(1 << 62, 1 << 62)
+
+
 class Doom(NamedTuple):
     """Why a transaction must abort, and which call caused it."""
 
@@ -310,10 +315,12 @@ class SerialContext(Deferring):
         transaction.needs = transaction.needs or needs
         return Untracked()
 
-    def retire(self) -> None:
-        """From now on, this context has no effect."""
-        self._transaction = Transaction(1 << 62, 1 << 62)
-        self._queue = self._transaction.queue
+    def retire(self, dead: Transaction) -> None:
+        """From now on, this context has no effect but on a transaction that nobody runs."""
+        if dead.queue or dead.is_marked:
+            dead.queue.clear()
+            dead.reset()
+        self._transaction, self._queue = dead, dead.queue
 
 
 # `get` and `put` of an operator whose states are records. They do what those of SerialContext do, with the decoding,

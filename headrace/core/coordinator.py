@@ -24,6 +24,7 @@ import msgspec
 
 from headrace.config import Config
 from headrace.core.channel import Channels
+from headrace.core.digests import net_digest
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
 from headrace.core.events import Lost, Overran, Received, Rescale, Start
@@ -32,7 +33,7 @@ from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
 from headrace.core.ordered.gathering import decree
 from headrace.core.ordered.storms import Storms
-from headrace.core.outcome import first_difference, refusal
+from headrace.core.outcome import UNKNOWN, Outcome, check, compare_writes, differences
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
 from headrace.core.shares import add_share, is_whole
@@ -68,6 +69,7 @@ class Flight:
     """An epoch that is under way."""
 
     __slots__ = (
+        "differing",
         "epoch",
         "failures",
         "first",
@@ -82,10 +84,12 @@ class Flight:
         "sent",
         "shares",
         "untried",
+        "was_known",
     )
 
     def __init__(self, epoch: Epoch, mode: str, is_lone: bool, rows: dict[int, list[int]]) -> None:
         self.epoch, self.mode, self.is_lone, self.rows = epoch, mode, is_lone, rows  # rows: by their root's worker
+        self.was_known = bool(epoch.final_rows) and epoch.final_rows == len(epoch)  # all its outcomes, before it ran
         self.idle: dict[int, Idle] = {}  # the latest report of each worker
         self.results: dict[int, list[Any]] = {}  # the results of its roots, with that report
         self.first: dict[int, list[Any]] = {}  # results that came ahead of the next report
@@ -96,6 +100,7 @@ class Flight:
         self.gatherer = 0  # the last worker that gathered
         self.gathered: dict[int, Any] = {}  # by row: results,
         self.failures: dict[int, Failure] = {}  # and failures
+        self.differing: dict[int, str] = {}  # rows with another outcome than before a recovery
 
 
 def responses_to(epoch: Epoch, tid: int) -> list[Response]:
@@ -393,6 +398,7 @@ class Coordinator(Maintenance):
         epoch = flight.epoch
         was_final = epoch.phase == FINAL
         self._note_results(flight, len(epoch))
+        self._note_digest(flight)
         for worker in flight.idle:
             effects.append(self.channels.send(now_us, worker, Final(epoch.number)))
         self._expect_changes(epoch.number, flight.idle)
@@ -424,11 +430,10 @@ class Coordinator(Maintenance):
             failures.pop(row, None)  # of a try
         failures.update(flight.failures)
         known = epoch.final_rows
-        before, now = (epoch.results, epoch.failures), (results, failures)
-        values = self.engine.program.values
-        difference = first_difference(epoch, before, now, range(min(known, stop)), values)
-        if difference is not None:
-            raise refusal(epoch, difference)
+        before, now = Outcome(epoch.results, epoch.failures), Outcome(results, failures)
+        flight.differing |= differences(epoch, before, now, range(min(known, stop)), self.engine.program.values)
+        if flight.differing and known < len(epoch):  # otherwise its digest decides, at its end
+            check(epoch, flight.differing, UNKNOWN, False)
         if stop > known:
             epoch.results[known:] = results[known:stop]
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})
@@ -436,6 +441,17 @@ class Coordinator(Maintenance):
             epoch.final_rows = stop
             self.engine.decree(epoch)
             self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
+
+    def _note_digest(self, flight: Flight) -> None:
+        """The epoch has settled. If it was final before, it must have written the same."""
+        epoch, reported = flight.epoch, [report.digest for report in flight.idle.values()]
+        sums = [each for each in reported if isinstance(each, int)]
+        now = net_digest(sums) if sums else next((each for each in reported if isinstance(each, bytes)), None)
+        if flight.was_known:
+            writes = compare_writes(epoch, epoch.digest, now)
+            self.engine.accept(epoch, check(epoch, flight.differing, writes, self.engine.accepts))
+        if epoch.digest is None:
+            epoch.digest = now
 
     # --- the shard map ------------------------------------------------------------------------------------------------
 
@@ -474,6 +490,7 @@ class Coordinator(Maintenance):
                     is_last,
                     self.engine.state.seed,
                     self.engine.logged,
+                    self.engine.has_digests,
                 )
                 effects.append(self.channels.send(now_us, worker, begin))
 

@@ -67,7 +67,7 @@ class Submission:
                 continue
             if epoch.failures:
                 at = len(tids) - start
-                failures.update((at + row, why) for row, why in epoch.failures.items() if start <= row < stop)
+                failures.update({at + row: why for row, why in epoch.failures.items() if start <= row < stop})
             tids = join(tids, epoch.tids[start:stop])
             epochs += [epoch.number] * (stop - start)
             results += epoch.results[start:stop]

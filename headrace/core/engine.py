@@ -43,18 +43,22 @@ from headrace.core.journal import Journal
 from headrace.core.later.deferred import Deferred
 from headrace.core.ledger import Ledger, reuse
 from headrace.core.local import LocalBackend
-from headrace.core.log_records import Decree, Intent
+from headrace.core.log_records import Accepted, Decree, Intent
 from headrace.core.origin import FromClient, FromSource
+from headrace.core.outcome import refusal
 from headrace.core.program import Program
 from headrace.core.sequencing import Sequencing
 from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
 from headrace.core.source_batches import SourceBatches
 from headrace.core.state import State
 from headrace.core.submit_queue import Policy, SubmitQueue, first_come
-from headrace.errors import HeadraceError, Poisoned
+from headrace.errors import HeadraceError, NotDeterministic, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
 from headrace.wire.renewal import same_renewed
+from headrace.wire.values import shown
+
+DECREED = frozenset((Poisoned.code, NotDeterministic.code))  # codes of failures that are logged
 
 
 class PendingExternal(NamedTuple):
@@ -97,13 +101,17 @@ class Engine:
         config: Config | None = None,
         *,
         is_durable: bool = False,
+        has_digests: bool | None = None,
         seed: int = 0,
         program: Program | None = None,
         backend: Callable[[Engine], Backend] = LocalBackend,
         policy: Policy = first_come,
     ) -> None:
-        """`program` is the app, if it is compiled already."""
+        """`program` is the app, if it is compiled already. `has_digests` says whether digests of what epochs write are
+        taken; by default, if it is durable."""
         self.config = config or Config()
+        self.has_digests = is_durable if has_digests is None else has_digests
+        self.accepts = False  # may a replay go on with the logged replies, where it gives other ones?
         self.program = Program(app, self.config) if program is None else program.under(self.config)
         self.state = State(self.program, seed)  # on workers: a copy, which lags behind
         self.incoming = SubmitQueue(policy)
@@ -313,6 +321,10 @@ class Engine:
 
     def ask(self, epoch: Epoch, need: Need) -> None:
         """Make an external call for a transaction below which all is final. The intent is logged first."""
+        row = epoch.tids.index(need.tid)
+        if row < epoch.final_rows:  # it was answered, so all its calls were
+            difference = f"TID {need.tid} ({epoch.entries[row].name} of {shown(epoch.keys[row])}) was answered, but a "
+            raise refusal(epoch, f"{difference}second run calls {need.name}, which the first one did not")
         digest = hashlib.blake2b(need.args, digest_size=16).hexdigest()
         self.journal.append(Intent(need.tid, need.call, need.name, digest))
         self.asking = PendingExternal(self.journal.last, epoch, need)
@@ -360,9 +372,15 @@ class Engine:
         self.committed += len(epoch) - len(epoch.failures)
         self.journal.keep(epoch, self.backend.take_changes())
 
+    def accept(self, epoch: Epoch, differing: dict[int, str]) -> None:
+        """The logged replies of these rows stand, though the epoch gave other ones when it ran again."""
+        if differing:
+            epoch.accepted.update(differing)
+            self.journal.note(Accepted(epoch.number, {epoch.tids[row]: text for row, text in differing.items()}))
+
     def decree(self, epoch: Epoch) -> None:
-        """Log failures caused by memory or stack: a second run might not fail."""
-        poisoned = {row: why for row, why in epoch.failures.items() if why.code == Poisoned.code}
+        """Log failures that a second run might not give: those caused by memory or stack, or found by a check."""
+        poisoned = {row: why for row, why in epoch.failures.items() if why.code in DECREED}
         if poisoned.keys() - epoch.decreed.keys():
             epoch.decreed.update(poisoned)
             self.journal.note(Decree({epoch.tids[row]: failure for row, failure in poisoned.items()}))

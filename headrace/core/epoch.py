@@ -37,11 +37,13 @@ class Piece(NamedTuple):
 
 class Epoch:
     __slots__ = (
+        "accepted",
         "args",
         "bytes",
         "carried",
         "closed_us",
         "decreed",
+        "digest",
         "entries",
         "failures",
         "final_rows",
@@ -85,6 +87,8 @@ class Epoch:
         self.failures: dict[int, Failure] = {}
         self.decreed: dict[int, Failure] = {}  # rows that abort by decree, whatever their functions do
         self.responses: dict[Any, Any] = {}  # to external calls, as they were logged
+        self.accepted: dict[int, str] = {}  # rows whose logged reply stands, though a second run gave another one
+        self.digest: bytes | None = None  # of what it wrote, if digests are taken
         self.final_rows = 0  # how many leading rows are final, while the epoch is not
 
     def has_calls(self) -> bool:

@@ -12,14 +12,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headrace.core.backend import Executor, MakeExecutor
+from headrace.core.digests import NET, net_digest, net_sum
 from headrace.core.epoch import Epoch
 from headrace.core.epoch_changes import Changes
 from headrace.core.events import Read, TakeSnapshot
 from headrace.core.later.deferred import ChangedLater, later_of
-from headrace.core.outcome import Outcome, first_difference, refusal
+from headrace.core.outcome import Outcome, check, compare_writes, differences
 from headrace.core.serial import SerialExecutor
 from headrace.core.snapshot_metadata import PlacementMetadata
-from headrace.wire.values import Values
 
 if TYPE_CHECKING:
     from headrace.core.engine import Engine
@@ -34,9 +34,13 @@ class LocalBackend:
         self.former: tuple[dict[str, int], Executor] | None = None  # for epochs that were logged with these limits
         self.answered: Outcome | None = None  # of the running epoch: its outcome before a recovery
         self.changes: Changes = {}  # of the newest final epoch
-        engine.state.watch((*engine.program.deferring, *engine.logged))
+        self.watched = (*engine.program.deferring, *engine.logged)
+        self.is_net = False  # whether the digest of the running epoch is one of net changes
+        engine.state.watch(self.watched)
         if engine.journal.is_durable:
             engine.state.keep_deltas()
+        if engine.has_digests:
+            engine.state.keep_digests()
 
     def start(self, now_us: int, effects: list[Any]) -> None:
         self._snapshot_due(now_us)
@@ -101,21 +105,41 @@ class LocalBackend:
             elif isinstance(first, TakeSnapshot):
                 engine.journal.wanted.append(first.token)
             else:
-                self.changes = engine.state.take_changes()
                 engine.finished(first)
 
     def _execute(self, epoch: Epoch) -> bool:
         """Run an epoch from where it stopped. False if it must wait for the response to an external call."""
         if self.answered is None:
-            self.answered = (epoch.results, epoch.failures)
-            epoch.results, epoch.failures = [], {}
+            self.answered = Outcome(epoch.results, epoch.failures, epoch.digest)
+            epoch.results, epoch.failures, epoch.digest = [], {}, None
+            self._prepare_digest(self.answered.digest)
         need = self._executor(epoch.limits).run(epoch, len(epoch.results))
         if need is not None:
             self.engine.ask(epoch, need)
             return False
-        compare(epoch, self.answered, self.engine.program.values)
+        digest = self.engine.state.take_digest()
+        self.changes = self.engine.state.take_changes()
+        epoch.digest = net_digest([net_sum(self.changes)]) if self.is_net else digest
+        self._compare(epoch, self.answered)
         self.answered = None
         return True
+
+    def _prepare_digest(self, before: bytes | None) -> None:
+        """Take a digest of the kind that the epoch had before."""
+        is_net = before is not None and before.startswith(NET)
+        if is_net != self.is_net:
+            state, self.is_net = self.engine.state, is_net
+            state.watch_only(tuple(state.tables) if is_net else self.watched)
+
+    def _compare(self, epoch: Epoch, before: Outcome) -> None:
+        """Compare with the outcome before a recovery, and keep that one: error messages may differ."""
+        if epoch.final_rows:
+            now, values = Outcome(epoch.results, epoch.failures), self.engine.program.values
+            found = differences(epoch, before, now, range(epoch.final_rows), values)
+            self.engine.accept(
+                epoch, check(epoch, found, compare_writes(epoch, before.digest, epoch.digest), self.engine.accepts)
+            )
+            epoch.results, epoch.failures = before.results, before.failures
 
     def _executor(self, limits: dict[str, int] | None) -> Executor:
         """The executor for epochs that were logged with these limits, which can change results."""
@@ -132,13 +156,3 @@ def run_backlog(engine: Engine) -> None:
     """Run the epochs that a restored engine must rerun, and nothing else."""
     assert isinstance(engine.backend, LocalBackend)
     engine.backend.run(len(engine.backlog))
-
-
-def compare(epoch: Epoch, before: Outcome, values: Values) -> None:
-    """Compare with the outcome before a recovery, and keep that one: error messages may differ."""
-    if epoch.final_rows:
-        now = (epoch.results, epoch.failures)
-        difference = first_difference(epoch, before, now, range(epoch.final_rows), values)
-        if difference is not None:
-            raise refusal(epoch, difference)
-        epoch.results, epoch.failures = before

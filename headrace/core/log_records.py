@@ -1,7 +1,8 @@
 """What the log holds: epochs, batches of sources, and notes about transactions.
 
 An `Epoch` and a source's `Batch` are records as they are (core/epoch.py). The notes are known only while an epoch runs:
-a decree, the intent to call an external system, and its `Response` (wire/messages.py).
+a decree, the intent to call an external system, and its `Response` (wire/messages.py); or when it runs again after a
+crash: `Accepted`.
 """
 
 from __future__ import annotations
@@ -27,11 +28,19 @@ class Intent(msgspec.Struct, frozen=True, tag="intent"):
     digest: str  # of its arguments
 
 
+class Accepted(msgspec.Struct, frozen=True, tag="accepted"):
+    """The logged replies of these transactions stand: a recovery gave other ones, wrote the same, and was allowed to go
+    on."""
+
+    epoch: int
+    differences: dict[int, str]  # by TID: what was answered, and what the second run gave
+
+
 class Retired(msgspec.Struct, frozen=True, tag="retired"):
     """From now on only snapshots of this epoch or later are used: what only older ones need may be deleted."""
 
     epoch: int
 
 
-Note = Decree | Intent | Response | Retired
+Note = Decree | Intent | Response | Accepted | Retired
 Record = Epoch | Batch | Note

@@ -189,9 +189,9 @@ class Entry:
             body, decode = function.by_position, values.decode
             self.body = lambda context, data: body(context, *decode(data))
 
-    def admit(self, args: Args) -> tuple[Entry, Args]:
+    def admit(self, args: Args, is_checked: bool = False) -> tuple[Entry, Args]:
         """The slow path: the entry that runs these arguments, and their form; raises if they do not fit."""
-        packed = self.signature.admit(args)
+        packed = self.signature.admit(args, is_checked)
         return (self.sealed, (packed,)) if isinstance(packed, bytes) else (self, packed)
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from headrace.core.egress import Submission
 from headrace.core.engine import Engine, UnfinishedBatch
 from headrace.core.epoch import CLOSED, Batch, Epoch
 from headrace.core.later.builtin import BUILT_IN
-from headrace.core.log_records import Decree, Note
+from headrace.core.log_records import Accepted, Decree, Note
 from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.core.state import States
 from headrace.wire.messages import Response
@@ -85,6 +85,11 @@ def replay(engine: Engine, left: Restored) -> None:
                 epoch = find(epochs, tid)
                 if epoch is not None:
                     epoch.decreed[epoch.tids.index(tid)] = failure
+        elif isinstance(record, Accepted):
+            for tid, text in record.differences.items():
+                epoch = find(epochs, tid)
+                if epoch is not None:
+                    epoch.accepted[epoch.tids.index(tid)] = text
         elif isinstance(record, Response):
             epoch = find(epochs, record.tid)
             if epoch is not None:
@@ -95,6 +100,7 @@ def replay(engine: Engine, left: Restored) -> None:
         answered = left.recorded.get(epoch.number)
         if answered is not None:
             epoch.results, epoch.failures, epoch.final_rows = answered.results, answered.failures, len(epoch)
+            epoch.digest = answered.digest
         engine.sequencing.follow(epoch)
         engine.ledger.adopt(epoch)
         engine.ledger.keep(engine.sequencing.open)

@@ -20,6 +20,8 @@ Never here: time, request ids, epochs' ends.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -31,9 +33,11 @@ from headrace.core.contexts import (
     TrackedContext,
     Transaction,
     Untracked,
+    dead_transaction,
     serial_context,
     too_many_calls,
 )
+from headrace.core.digests import UNCHANGED
 from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
 from headrace.core.program import Entry, Program
@@ -57,6 +61,7 @@ class SerialExecutor:
         self.program, self.values, self.state, self.around = program, program.values, state, around
         self.depth_max = program.config.depth_max
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
+        self.dead = dead_transaction()
         self.raised_in: tuple[Binding, Key] | None = None  # the awaited call that raised, if any
         self.is_running = False
         self.tracked: TrackedExecutor | None = None  # for transactions that cannot run here
@@ -67,6 +72,7 @@ class SerialExecutor:
         self.bindings = Bindings(program, state, self._bind)
         for binding in self.bindings.by_number:
             binding.bind(self._context(binding))
+        self.references = max(map(references_of, self.bindings.by_number), default=0)
 
     @property
     def running(self) -> int:
@@ -108,11 +114,11 @@ class SerialExecutor:
         transaction, results = self.transaction, epoch.results
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
-        missing, first, bytes_max = MISSING, NOT_READ, transaction.limits[1]
+        missing, first, unchanged, bytes_max = MISSING, NOT_READ, UNCHANGED, transaction.limits[1]
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
-                binding, key, transaction.bytes_left = root, root_key, bytes_max
+                binding, key, transaction.bytes_left, is_stored = root, root_key, bytes_max, False
                 context, states = binding.context, binding.states
                 context.key = key
                 context._state = before = first = states.get(key, missing)
@@ -130,12 +136,16 @@ class SerialExecutor:
                 if state is not before:
                     if binding.written is not None:
                         binding.written.append(key)
+                        news = binding.news
+                        if news is not None:
+                            news.append(state if state != before or type(state) is not type(before) else unchanged)
                         if binding.befores is not None:
                             binding.befores.setdefault(key, before)
                     if state is missing:
                         states.pop(key, None)
                     else:
                         states[key] = state
+                    is_stored = True
                 for call in queue:  # grows meanwhile
                     binding, key, args = call
                     context, states = binding.context, binding.states
@@ -155,6 +165,9 @@ class SerialExecutor:
                             undo.append((binding, key, before))
                         if binding.written is not None:
                             binding.written.append(key)
+                            news = binding.news
+                            if news is not None:
+                                news.append(state if state != before or type(state) is not type(before) else unchanged)
                             if binding.befores is not None:
                                 binding.befores.setdefault(key, before)
                         if state is missing:
@@ -170,8 +183,13 @@ class SerialExecutor:
             except BaseException as error:
                 is_void = transaction.needs is not None
                 failure = self._failure(error, binding, key)
-                self._retire(context)
-                self._roll_back(root, root_key, first)
+                drop_frames(error, None)  # what they leave behind runs now
+                if count_references(context) > self.references:
+                    self._retire(context)
+                if undo or is_stored or transaction.is_marked or root.states.get(root_key, missing) is not first:
+                    self._roll_back(root, root_key, first, is_stored)
+                else:
+                    queue.clear()
                 if is_void:
                     needs = self._run_tracked(epoch, root)
                     if needs is not None:
@@ -255,9 +273,10 @@ class SerialExecutor:
             context._binding.bind(self._context(context._binding))
 
     def _retire(self, context: SerialContext) -> None:
-        """A call failed: what its function still does, such as in a `finally`, has no effect."""
+        """A call failed: what its function still does, such as in a `finally`, has no effect. (If nobody else refers to
+        the context, nothing can.)"""
         self._keep_waiting(context)
-        context.retire()
+        context.retire(self.dead)
 
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
@@ -270,25 +289,42 @@ class SerialExecutor:
             raise too_many_calls(self.program)
         transaction.calls_left -= 1
 
-    def _roll_back(self, root: Binding, root_key: Key, first: Any) -> None:
-        """`first` is the root's state before the transaction, if it was read: the undo list may not contain it."""
+    def _roll_back(self, root: Binding, root_key: Key, first: Any, is_stored: bool) -> None:
+        """`first` is the root's state before the transaction, for the case that its last one is stored: that is not in
+        the undo list."""
         transaction = self.transaction
-        for binding, key, before in reversed(transaction.undo):
-            binding.table.put(key, before)
-        if first is not NOT_READ and root.table.get(root_key) is not first:
+        if transaction.undo:
+            for binding, key, before in reversed(transaction.undo):
+                binding.table.take_back(key, before)
+            transaction.undo.clear()
+        if is_stored:
+            root.table.take_back(root_key, first)
+        elif first is not NOT_READ and root.states.get(root_key, MISSING) is not first:  # it was interrupted there
             root.table.put(root_key, first)
-        transaction.undo.clear()
         transaction.queue.clear()
-        transaction.reset()
+        if transaction.is_marked:
+            transaction.reset()
 
     def _failure(self, error: BaseException, binding: Binding, key: Key) -> Failure:
         if self.raised_in is not None:
             (binding, key), self.raised_in = self.raised_in, None
-        if self.transaction.needs is not None:  # it will not be seen
-            error = Untracked()
-        if self.transaction.doom is not None:  # the limit was reached first
-            error, binding, key = self.transaction.doom
+        transaction = self.transaction
+        if transaction.is_marked:
+            if transaction.needs is not None:  # it will not be seen
+                error = Untracked()
+            if transaction.doom is not None:  # the limit was reached first
+                error, binding, key = transaction.doom
         return Failure(*describe(error), binding.name, key)
+
+
+drop_frames = BaseException.with_traceback  # with None: the frames in which it was raised are freed
+count_references = sys.getrefcount
+
+
+def references_of(binding: Binding) -> int:
+    """How many refer to the context of the next call, if nobody does who should not; counted as in the hot loop."""
+    context = binding.context
+    return count_references(context)
 
 
 Walk = Generator[tuple[Binding, Key], None, Need | None]
@@ -349,7 +385,7 @@ class TrackedExecutor(SerialExecutor):
             raised = error.error if isinstance(error, WrappedStopIteration) else error
             failure, needs = self._failure(raised, binding, key), transaction.needs
             self._retire(context)
-            self._roll_back(binding, key, NOT_READ)
+            self._roll_back(binding, key, NOT_READ, False)
             if needs is not None:
                 return needs  # type: ignore[no-any-return]
             epoch.failures[row] = failure
@@ -421,17 +457,34 @@ class TrackedExecutor(SerialExecutor):
 
 def describe(error: BaseException) -> tuple[str, str, str]:
     """Code, type and message of any exception, even one that raises when it is inspected."""
-    kind, name, text = type(error), "Exception", "<an exception without a message>"
-    code = Aborted.code if issubclass(kind, Abort) else FunctionFailed.code
+    kind = type(error)
+    try:
+        code, name, is_poisoned = named(kind)  # type: ignore[arg-type]  # types are hashable
+    except BaseException:
+        code, name, is_poisoned = code_of(kind), "Exception", issubclass(kind, MemoryError | RecursionError)
+    try:
+        text = str(error)
+        if type(text) is not str or len(text) > MESSAGE_CHARACTERS_MAX or not text.isascii():
+            text = fit(text, MESSAGE_CHARACTERS_MAX)
+    except BaseException:
+        text = "<an exception without a message>"
+    return (Poisoned.code, Poisoned.__name__, f"{name}: {text}") if is_poisoned else (code, name, text)
+
+
+def code_of(kind: type[BaseException]) -> str:
+    """A function raises `Abort` on purpose; anything else is a mistake in it."""
+    return Aborted.code if issubclass(kind, Abort) else FunctionFailed.code
+
+
+@functools.lru_cache(maxsize=256)
+def named(kind: type[BaseException]) -> tuple[str, str, bool]:
+    """Code and name of a type of exceptions, and whether they are caused by memory or stack."""
+    code, name = code_of(kind), "Exception"
     with contextlib.suppress(BaseException):
         code = kind.code if issubclass(kind, HeadraceError) and type(kind.code) is str else code
     with contextlib.suppress(BaseException):
         name = fit(kind.__name__, NAME_CHARACTERS_MAX)
-    with contextlib.suppress(BaseException):
-        text = fit(str(error), MESSAGE_CHARACTERS_MAX)
-    if issubclass(kind, MemoryError | RecursionError):
-        return Poisoned.code, Poisoned.__name__, f"{name}: {text}"
-    return code, name, text
+    return code, name, issubclass(kind, MemoryError | RecursionError)
 
 
 def fit(text: str, characters_max: int) -> str:

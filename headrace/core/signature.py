@@ -39,6 +39,8 @@ class Signature:
         self.keywords = Keywords(function.parameters)
         self.names = [parameter.name for parameter in function.parameters]
         self.hints = [hints.get(name, Any) for name in self.names]
+        shown = (f"{n}: {name_of(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
+        self.text = f"{self.name}({', '.join(shown)})"
         self.least = sum(parameter.default is parameter.empty for parameter in named)
         self.most = len(named)
         exact = not self.variadic and self.least == self.most
@@ -116,16 +118,26 @@ def fits(args):
             for arg in args
         )
 
-    def admit(self, args: Args) -> Args | bytes:
-        """The arguments as they are logged and passed on; raises if they do not fit."""
+    def trouble(self, args: Args) -> str | None:
+        """Why the arguments do not have the annotated types, if they do not. (A refusal costs less without raising.)"""
         if not self.takes(len(args)):
-            raise BadArguments(f"{self} takes {self._count()}, got {len(args)}")
+            return f"{self.text} takes {self._count()}, got {len(args)}"
+        last = len(self.names) - 1
+        for at, arg in enumerate(args):
+            trouble = self.codecs[at if at < last else last].fault(arg)
+            if trouble is not None:
+                return f"{self.text}: {self.names[min(at, last)]!r}: {trouble}"
+        return None
+
+    def admit(self, args: Args, is_checked: bool = False) -> Args | bytes:
+        """The arguments as they are logged and passed on; raises if they do not fit. With `is_checked`, `trouble` found
+        none."""
+        trouble = None if is_checked else self.trouble(args)
+        if trouble is not None:
+            raise BadArguments(trouble)
         is_scalar = True
         for i, arg in enumerate(args):
             at = min(i, len(self.names) - 1)
-            trouble = self.codecs[at].fault(arg)
-            if trouble is not None:
-                raise BadArguments(f"{self}: {self.names[at]!r}: {trouble}")
             try:
                 is_scalar = type(self.values.seal(arg)) is not bytes and is_scalar
             except (BadValue, TooLarge) as error:
@@ -209,8 +221,7 @@ def fits(args):
         return f"{span} argument{'' if span == '1' else 's'}"
 
     def __str__(self) -> str:
-        shown = (f"{n}: {name_of(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
-        return f"{self.name}({', '.join(shown)})"
+        return self.text
 
 
 def never(args: Args) -> bool:

@@ -24,6 +24,7 @@ from headrace.config import Config
 from headrace.core import order
 from headrace.core.backend import MakeExecutor
 from headrace.core.channel import Channels
+from headrace.core.digests import net_sum
 from headrace.core.epoch import Epoch
 from headrace.core.events import Received, SetTimer, WorkerEffect, WorkerEvent
 from headrace.core.later.deferred import later_of
@@ -163,6 +164,7 @@ class Worker(Gathering):
         self.state.keep_deltas()
         self.state.watch(self.compiled.deferring)
         self.logged: list[str] = []  # operators whose changes are logged
+        self.has_digests = False  # whether digests of what epochs write are reported
         self._run_by(self.compiled)
 
     def _run_by(self, program: Program) -> None:
@@ -198,7 +200,7 @@ class Worker(Gathering):
         self.workers = begin.workers
         self.ordered.workers = begin.workers
         self.ordered.place(ShardMap(begin.owners, begin.version))
-        self.state.seed, self.logged = begin.seed, begin.watched
+        self.state.seed, self.logged, self.has_digests = begin.seed, begin.watched, begin.has_digests
         self.state.watch(begin.watched)
         self.is_ready = begin.is_last
         if self.is_ready:
@@ -221,6 +223,8 @@ class Worker(Gathering):
         progress = self.progress[run.epoch] = Progress(run, self.workers)
         progress.received[COORDINATOR] = 1
         if run.mode == "serial":
+            if self.has_digests and not self.state.has_digests:
+                self.state.keep_digests()
             self._run_serially(self._epoch_of(run), progress)
             return
         if run.predicted is not None:
@@ -268,6 +272,7 @@ class Worker(Gathering):
         missing = len(epoch) - len(epoch.results)
         failures = {epoch.tids[at]: failure for at, failure in epoch.failures.items()}
         progress.result = ([*epoch.results, *[None] * missing] if missing else epoch.results, failures)
+        progress.digest = self.state.take_digest() if need is None else None
         changes = self.state.take_changes() if need is None else {}
         progress.later = later_of(changes, self.program)
         progress.changes = {name: changes[name] for name in self.logged if name in changes}
@@ -450,6 +455,7 @@ class Worker(Gathering):
         results: list[Any] = []
         failures: dict[int, Failure] = {}
         suspects: list[int] = []
+        digest: bytes | int | None = progress.digest
         held: list[int] = []
         if progress.result is not None:
             results, failures = progress.result
@@ -463,7 +469,9 @@ class Worker(Gathering):
                         failures[tid] = part.failures[tid][min(part.failures[tid])]
                     if tid in part.failures or tid in part.suspects:
                         results[at] = None
-            progress.later = later_of(self.ordered.changes_of(part, self.program.deferring), self.program)
+            changed = self.ordered.changes_of(part, self.state.tables if self.has_digests else self.program.deferring)
+            progress.later = later_of(changed, self.program)
+            digest = net_sum(changed) if self.has_digests else None
         ordered = self.ordered
         stats = {
             "ran": ordered.ran + (0 if self.stretch is None else self.stretch.executor.ran),
@@ -497,5 +505,6 @@ class Worker(Gathering):
             progress.later,
             held,
             progress.late,
+            digest,
         )
         effects.append(self.channels.send(now_us, COORDINATOR, idle))

@@ -68,7 +68,11 @@ class Cluster(Driver):
         clock: Clock | None = None,
         store: str | Path | Store | None = None,
         hosts: Hosts | None = None,
+        *,
+        accept_logged: bool = False,
     ) -> None:
+        """With `accept_logged`, a recovery goes on where a function gives another reply than before the crash, if it
+        writes the same: the logged reply stands."""
         if os.environ.get(MARK) == str(os.getpid()):
             raise ModelError(
                 'a worker would start its own cluster: put the code that starts it under if __name__ == "__main__"'
@@ -89,6 +93,7 @@ class Cluster(Driver):
             seed=secrets.randbits(63) if opened is None else opened.seed,
             term=0 if opened is None else opened.log.term,
         )
+        core.accepts = accept_logged
         if opened is not None:
             opened.restore(core)
         super().__init__(app, config, core, clock, opened)

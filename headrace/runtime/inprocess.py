@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Config
+from headrace.core.checked import CheckedExecutor
 from headrace.core.engine import Engine
 from headrace.core.events import Submit, Tick
+from headrace.core.local import LocalBackend
+from headrace.core.serial import SerialExecutor
 from headrace.errors import ModelError
 from headrace.model.app import App
 from headrace.runtime.clock import Clock
@@ -31,15 +35,24 @@ class Runtime(Driver):
         config: Config | None = None,
         clock: Clock | None = None,
         store: str | Path | Store | None = None,
+        *,
+        check: bool = False,
+        accept_logged: bool = False,
     ) -> None:
         """With a `store`, a directory or "s3://bucket/prefix", everything that was answered is there again after a
-        crash. Without one, the state is in memory only."""
+        crash. Without one, the state is in memory only.
+
+        With `check`, every transaction runs twice; one that is not deterministic aborts, and its function is named.
+        With `accept_logged`, a recovery goes on where a function gives another reply than before the crash, if it
+        writes the same: the logged reply stands."""
         if not isinstance(app, App):
             raise ModelError(f"Runtime takes an App, not {shown(app)}")
         config = config or Config()
         opened = open_store(store, app, config)
         seed = secrets.randbits(63) if opened is None else opened.seed
-        engine = Engine(app, config, is_durable=opened is not None, seed=seed)
+        backend = functools.partial(LocalBackend, executor=CheckedExecutor if check else SerialExecutor)
+        engine = Engine(app, config, is_durable=opened is not None, seed=seed, backend=backend)
+        engine.accepts = accept_logged
         if opened is not None:
             opened.restore(engine)
         super().__init__(app, config, engine, clock, opened)

@@ -225,6 +225,8 @@ class CoordinatorProcess:
         first = group[0]
         if isinstance(first, Epoch):
             self.store_work.keep(group)
+            for epoch in group:
+                self.world.archive.wrote(self, epoch)
             if self.opened_store.changes is not None:
                 self.world.archive.changed(self)
         elif isinstance(first, Snapshot):

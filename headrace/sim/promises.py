@@ -60,6 +60,7 @@ class Archive:
         self.snapshots: dict[int, dict[str, dict[Any, Any]]] = {}  # epoch -> tables, as they were loaded again
         self.changes: dict[int, EpochChanges] = {}  # by epoch
         self.changes_seen = 0  # the number of the changelog's last record
+        self.digests: dict[tuple[int, int, bytes], bytes] = {}  # of epochs, by the version of the app, and by kind
 
     # --- during the run ---
 
@@ -83,6 +84,13 @@ class Archive:
             self.responses.add(header.call)
         elif isinstance(header, Decree):
             self.decrees.update(header.failures)
+
+    def wrote(self, process: CoordinatorProcess, epoch: Epoch) -> None:
+        """An epoch's replies are kept: whoever ran it, and however often, has written the same."""
+        assert epoch.digest is not None, f"epoch {epoch.number} has no digest"
+        place = epoch.number, process.version, epoch.digest[:1]
+        if self.digests.setdefault(place, epoch.digest) != epoch.digest:
+            self.world.violate(f"epoch {epoch.number} has written something else when it ran again")
 
     def take_over(self, process: CoordinatorProcess, opened_store: OpenedStore) -> None:
         """A coordinator has read the log. It must have read everything that was promised in earlier terms."""

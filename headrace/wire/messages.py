@@ -95,6 +95,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin", forbid_unknown_fields=True
     is_last: bool = True
     seed: int = 0  # the app's seed: what functions draw follows from it
     watched: list[str] = []  # operators whose changes in epochs are to be reported
+    has_digests: bool = False  # whether digests of what epochs write are to be reported
 
 
 class Run(msgspec.Struct, frozen=True, tag="run", forbid_unknown_fields=True):
@@ -186,6 +187,7 @@ class Idle(msgspec.Struct, frozen=True, tag="idle", forbid_unknown_fields=True):
     later: list[tuple[Any, Any]] = []  # entities of the operator `headrace` that the epoch changed: key, sealed state
     held: list[int] = []  # the suspects whose repairs did not end
     late: int = 0  # entities that the gathering worker had to ask for while it ran
+    digest: bytes | int | None = None  # of what the epoch wrote here: see core/digests.py; an int is a sum
 
 
 ChangedColumns = tuple[str, list[Any], list[Any], list[Any]]

@@ -86,6 +86,9 @@ class Codec:
         """What is wrong with the value, if it does not have the type."""
         if self.exactly(value):
             return None
+        if type(self.type) is ScalarType:  # the usual case, without its general form
+            is_float = self.type.kind is float and type(value) is int
+            return None if is_float else f"wanted {self.type.text}, found {shown(value)} ({type(value).__name__})"
         # Enough room for all that `Values.encode` takes: what is larger, or deeper, is refused there.
         found = self.type.fault(value, Room(ROOM_FACTOR * self.values.bytes_max, self.values.depth_max))
         return None if found is None else describe(found, self.type)

@@ -38,10 +38,30 @@ FICKLE = """
         return next(iter({"a", "b", "c", "d", "e", "f", "g", "h"}))
 
     @thing.register
+    def write(ctx) -> None:
+        ctx.put(next(counter))
+
+    @thing.register
     def same(ctx) -> int:
         ctx.put(ctx.get(0) + 1)
         return ctx.get()
 """
+
+
+def test_an_epoch_that_writes_something_else_is_named_though_its_replies_are_the_same(
+    headrace: Callable[..., Said], app_of: Callable[[str], tuple[str, App]], tmp_path: Path
+) -> None:
+    target, app = app_of(FICKLE)
+    runtime = Runtime(app, store=tmp_path / "store")
+    for name in ("thing.same", "thing.write", "thing.write"):
+        runtime.client.call(name, name)
+    runtime.client.call("thing.count", "x")
+    crash(runtime)
+    code, said, _ = headrace("verify", target, "--store", tmp_path / "store", "--json")
+    found = json.loads(said)
+    assert code == 1
+    assert found["other_writes"] == [2, 3]
+    assert "epoch 2 wrote something else than it did" in headrace("verify", target, "--store", tmp_path / "store")[1]
 
 
 def test_a_function_whose_results_differ_from_what_was_answered_is_named(

@@ -26,8 +26,8 @@ MISTAKES = (
     Mistake(
         "A reply that lacks a new field is the same as one that has it at its default.",
         "headrace/core/outcome.py",
-        "same_renewed(before[0][row], now[0][row], values)",
-        "before[0][row] == now[0][row]",
+        "same_renewed(before.results[row], now.results[row], values)",
+        "before.results[row] == now.results[row]",
     ),
     Mistake(
         "So is a request that is repeated, and with another value it is another one.",

@@ -95,14 +95,77 @@ MISTAKES = (
     Mistake(
         "A function that gives a different result when it is run again stops the recovery, and the error names it.",
         "headrace/core/outcome.py",
-        "(same_outcome(new, old) and same_renewed(before[0][row], now[0][row], values))",
+        "same_outcome(new, old) and same_renewed(before.results[row], now.results[row], values)",
         "same_outcome(new, old)",
+    ),
+    Mistake(
+        "That error says whether the logged reply can stand, and names the ways out.",
+        "headrace/core/outcome.py",
+        "ADVICE[writes].format(",
+        "ADVICE[UNKNOWN].format(",
+    ),
+    Mistake(
+        "A replay that writes something else is refused, also if it gives the same replies, and whatever the options "
+        "say.",
+        "headrace/core/outcome.py",
+        "    if writes == OTHER:\n",
+        "    if writes == OTHER and found:\n",
+    ),
+    Mistake(
+        "With `accept_logged`, a replay that writes the same goes on, with the logged replies and the state of the "
+        "first run.",
+        "headrace/core/local.py",
+        "            epoch.results, epoch.failures = before.results, before.failures\n",
+        "",
+    ),
+    Mistake(
+        "What was accepted is in the log, and later starts need no option.",
+        "headrace/core/restore.py",
+        "                    epoch.accepted[epoch.tids.index(tid)] = text\n",
+        "                    pass\n",
+    ),
+    Mistake(
+        "Digests do not depend on the number of workers,",
+        "headrace/core/digests.py",
+        "            if not same(before, after):\n",
+        "            if before is not after:\n",
+    ),
+    Mistake(
+        "on the way a row runs,",
+        "headrace/core/state.py",
+        "self.news.append(state if is_other else UNCHANGED)",
+        "self.news.append(state)",
+    ),
+    Mistake(
+        "or on which object holds a value.",
+        "headrace/core/serial.py",
+        "\n                            news.append(state if ",
+        "\n                            news.append(state if True or ",
+    ),
+    Mistake(
+        "A check changes no reply, no state and no digest of deterministic functions,",
+        "headrace/core/checked.py",
+        "                self.below.change(key, self.below.get(key), state)\n        for key",
+        "                pass\n        for key",
+    ),
+    Mistake(
+        "names those that are not deterministic, with entity and both values,",
+        "headrace/core/checked.py",
+        '("put", context._state), ',
+        "",
+    ),
+    Mistake(
+        "and logs their aborts, which a start repeats with or without a check.",
+        "headrace/core/engine.py",
+        "frozenset((Poisoned.code, NotDeterministic.code))",
+        "frozenset((Poisoned.code,))",
     ),
     Mistake(
         "A replay that differs answers no client.",
         "headrace/core/outcome.py",
-        "if row in epoch.decreed or (",
-        "if row in epoch.decreed or epoch.limits is not None or (",
+        "if is_same or row in epoch.decreed:",
+        "if is_same or row in epoch.decreed or epoch.limits is not None:",
+        (("    if writes == OTHER:\n", "    if writes == OTHER and epoch.limits is None:\n"),),
     ),
     Mistake(
         "A transaction that aborted by decree stays aborted, whatever it would do now.",

@@ -32,8 +32,8 @@ MISTAKES = (
     Mistake(
         "A function that exhausts memory or the stack aborts, with the code `poisoned`.",
         "headrace/core/serial.py",
-        "if issubclass(kind, MemoryError | RecursionError):",
-        "if issubclass(kind, MemoryError):",
+        "    return code, name, issubclass(kind, MemoryError | RecursionError)",
+        "    return code, name, issubclass(kind, MemoryError)",
     ),
     Mistake(
         "A setting out of its range is refused by name.",

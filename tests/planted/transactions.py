@@ -38,8 +38,8 @@ MISTAKES = (
     Mistake(
         "An abort in a one-way call undoes the caller too.",
         "headrace/core/serial.py",
-        "if first is not NOT_READ and root.table.get(root_key) is not first:",
-        "if first is NOT_READ:",
+        "        if is_stored:\n            root.table.take_back(root_key, first)\n        elif",
+        "        if is_stored:\n            pass\n        elif",
     ),
     Mistake(
         "Of several aborts, the first in the order in which the calls were made is the reply.",

@@ -21,6 +21,7 @@ class Progress:
         self.result: tuple[list[Any], dict[int, Failure]] | None = None  # in the serial mode
         self.later: list[tuple[Any, Any]] = []  # and changes of deferred and expiring state
         self.changes: Changes = {}  # in the serial mode
+        self.digest: bytes | None = None  # in the serial mode
         self.needs: list[Need] = []  # external calls without a response
         self.epoch: Epoch | None = None  # in the serial mode, while it waits for one
         self.gather: Gather | None = None  # its stretch that is being gathered

@@ -19,7 +19,7 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.core import order
-from headrace.core.contexts import Awaitable, OrderedContext, Transaction
+from headrace.core.contexts import Awaitable, OrderedContext, Transaction, dead_transaction
 from headrace.core.later.expiring import ExpiringOrdered
 from headrace.core.ordered.chains import (
     NOT_YET,
@@ -55,7 +55,7 @@ class Repair(Exchange):
         self.program, self.values, self.state, self.me = program, program.values, state, me
         self.depth_max, self.calls_max = program.config.depth_max, program.config.calls_max
         self.bytes_max = program.config.transaction_bytes_max
-        self.transaction = Transaction(self.calls_max, self.bytes_max)
+        self.transaction, self.dead = Transaction(self.calls_max, self.bytes_max), dead_transaction()
         self.shards = ShardMap([me])
         self.workers = 1
         self.aborted: set[int] = set()
@@ -458,7 +458,7 @@ class Repair(Exchange):
             transaction.reset()
         if call.binding.context is context:
             self._rebind(call.binding)
-        context.retire()
+        context.retire(self.dead)
         if coroutine is not None:
             with contextlib.suppress(BaseException):
                 coroutine.close()
@@ -563,7 +563,7 @@ class Repair(Exchange):
         assert frame is not None
         del part.waiting[call]
         coroutine, frame.coroutine = frame.coroutine, None
-        frame.context.retire()
+        frame.context.retire(self.dead)
         running, self.running = self.running, call.order[0]
         with contextlib.suppress(BaseException):
             coroutine.close()

@@ -1,7 +1,7 @@
 """What the log and the replies hold, as bytes: a header in msgpack, and tables of columns (column_bytes.py).
 
     log:      an epoch (its rows, time and limits), a source's batch (its rows), or a note (decree, intent, response)
-    replies:  an epoch again, with the outcome of every row
+    replies:  an epoch again, with the outcome of every row, and a digest of what it wrote
 
 Functions are stored by name, so that a log can be read when the app has grown. The rows of a source's batch are in the
 batch's own record, or in segments that it names; an epoch only says how many of them it took.
@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from headrace.core.epoch import CLOSED, FINAL, Batch, Epoch, Piece
-from headrace.core.log_records import Decree, Intent, Note, Record, Retired
+from headrace.core.log_records import Note, Record
 from headrace.core.origin import BatchId, FromSource
 from headrace.core.program import Entry, Program
 from headrace.core.restore import LoggedRecord
@@ -30,7 +30,7 @@ from headrace.durability.log.column_bytes import Columns, Streams, from_bytes, f
 from headrace.durability.store import Store
 from headrace.errors import AppChanged, LogBroken, UnknownFunction
 from headrace.model.fingerprint import Fingerprint, added_fields
-from headrace.wire.messages import Failure, RequestIds, Response
+from headrace.wire.messages import Failure, RequestIds
 
 
 class CallRows(msgspec.Struct, frozen=True):
@@ -71,6 +71,7 @@ class RepliesHeader(msgspec.Struct, frozen=True, tag="replies"):
     called: list[
         str
     ] = []  # the functions that rows of sources called; if there are several, a column has their numbers
+    digest: bytes | None = None  # of what the epoch wrote; records of older versions have none
 
 
 class ChangesHeader(msgspec.Struct, frozen=True, tag="changes"):
@@ -93,7 +94,7 @@ class ColumnRecord(NamedTuple):
     tables: tuple[Columns, ...] = ()
 
 
-RecordHeader = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Decree | Intent | Response | Retired
+RecordHeader = EpochHeader | BatchHeader | RepliesHeader | ChangesHeader | Note
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(RecordHeader)
@@ -173,10 +174,10 @@ class Records:
         )
         results: Columns = {"result": to_column(epoch.results)}
         if not any(piece.position for piece in epoch.pieces):
-            return ColumnRecord(RepliesHeader(header, epoch.failures), (columns, results))
+            return ColumnRecord(RepliesHeader(header, epoch.failures, [], epoch.digest), (columns, results))
         header = msgspec.structs.replace(header, pieces=epoch.pieces)  # readers of the replies do not read the log
         called, tables = called_by_sources(epoch)
-        return ColumnRecord(RepliesHeader(header, epoch.failures, called), (columns, *tables, results))
+        return ColumnRecord(RepliesHeader(header, epoch.failures, called, epoch.digest), (columns, *tables, results))
 
     def encode_replies(self, epoch: Epoch) -> bytes:
         return self.pack(self.replies_to_columns(epoch))
@@ -187,7 +188,7 @@ class Records:
             raise LogBroken(f"a record among the replies holds {type(header).__name__}")
         epoch = self._read_epoch(header.epoch, columns, None)
         epoch.results = from_column(columns["result"])
-        epoch.failures = header.failures
+        epoch.failures, epoch.digest = header.failures, header.digest
         epoch.final_rows = len(epoch)
         epoch.enter(CLOSED)
         epoch.enter(FINAL)

@@ -27,7 +27,7 @@ from headrace.core.state import States
 from headrace.durability.identity import IDENTITY, check_identity, identity_of, read_fingerprint, with_checksum
 from headrace.durability.inbox.inbox import mark_finished
 from headrace.durability.log.log import Log, bounds, read_log
-from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack
+from headrace.durability.log.records import BatchHeader, EpochHeader, Records, unpack, unpack_results
 from headrace.durability.migration import migrate
 from headrace.durability.recovery import snapshots_of
 from headrace.durability.snapshots.snapshots import LoadedSnapshot
@@ -105,13 +105,16 @@ class StoreReader:
 
     # --- replay ---
 
-    def replay(self, epoch: int | None = None, before: int | None = None, is_strict: bool = True) -> Replay:
+    def replay(
+        self, epoch: int | None = None, before: int | None = None, is_strict: bool = True, has_digests: bool = False
+    ) -> Replay:
         """Runs the log again up to this epoch, or to its end; from a snapshot of epoch `before` or earlier. With
-        `is_strict`, the code must be the same as when the epochs were logged, or only add to it."""
+        `is_strict`, the code must be the same as when the epochs were logged, or only add to it. With `has_digests`,
+        epochs get digests of what they write, of the kind that was recorded."""
         app = self._need_app()
         loaded = self.load(epoch if before is None else before)
         began, position = (0, 1) if loaded is None else (loaded.manifest.epoch, loaded.manifest.position)
-        engine = Engine(app, self.config, seed=int(self.identity["seed"]))
+        engine = Engine(app, self.config, seed=int(self.identity["seed"]), has_digests=has_digests)
         mine = fingerprint(app)
         records = self._records(Records(engine.program, mine, self.store), position, epoch)
         epochs = [each.record for each in records if isinstance(each.record, Epoch) and each.record.number > began]
@@ -134,10 +137,14 @@ class StoreReader:
         kept = [each for each in self.recorded(metadata.ledger.oldest, began).values() if each.number <= began]
         last = records[-1].number if records else position - 1
         restore(engine, Restored(began, tables, metadata, kept, records, last))
+        if has_digests:
+            known = dict(self.replies(began + 1))
+            for each in epochs:
+                each.digest = unpack_results(known[each.number])[0].digest if each.number in known else None
         run_backlog(engine)
         waiting = next((each.number for each in epochs if each.phase != FINAL), None)
         if waiting is not None and epoch is None:
-            return self.replay(waiting - 1, before, is_strict)
+            return self.replay(waiting - 1, before, is_strict, has_digests)
         if waiting is not None:
             raise BadRequest(
                 f"epoch {waiting} waits for a response to an external call; the last complete one is {waiting - 1}"

@@ -40,10 +40,11 @@ class SparkCluster(Cluster):
         store: str | Path | Store | None = None,
         *,
         spark: SparkSession | None = None,
+        accept_logged: bool = False,
     ) -> None:
         hosts = hosts_on(spark or session(), workers)
         try:
-            super().__init__(app, workers, config, mode, clock, store, hosts)
+            super().__init__(app, workers, config, mode, clock, store, hosts, accept_logged=accept_logged)
         except BaseException:
             hosts.close()
             raise
