@@ -61,15 +61,14 @@ def main() -> None:
             replies = spark.read.format("headrace.replies").option("function", "auction.bid").load(str(store))
             replies = replies.selectExpr("from_json(carried, 'number long').number AS number", "tid", "status", "error")
             answered = spark.read.schema(schema).json(str(arrivals)).join(replies, "number").orderBy("tid").collect()
-            print(
-                f"{len(answered):,} bids have a reply, {sum(row.status == 'ok' for row in answered):,} were accepted."
-            )
+            accepted = {row.number for row in answered if row.status == "ok"}
+            print(f"{len(answered):,} bids have a reply, {len(accepted):,} were accepted.")
             for row in [row for row in answered if row.status != "ok"][:3]:
                 print(f"  bid {row.number}, {row.bidder} {row.amount} for {row.lot}: {row.error}")
 
             found = {lot: (each.bidder, each.escrow) for lot, each in runtime.state(auction).items()}
-            best, wanted_bids = by_hand([row.asDict() for row in answered])
-            assert accepted == wanted_bids
+            best, taken = by_hand([row.asDict() for row in answered])
+            assert accepted == taken
             for lot, (bidder, amount) in sorted(found.items())[:3]:
                 print(f"  {lot}: {bidder} leads with {amount}")
             print("a plain loop gives the same leaders:", "yes" if found == best else "NO")
