@@ -24,7 +24,7 @@ from headrace.errors import (
 OK, BUG = 200, 500
 
 
-class Outcome(NamedTuple):
+class StatusRow(NamedTuple):
     """A row of the table."""
 
     http_status: int
@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
 
 
 ABORTED = (
-    Outcome(409, "aborted", Aborted.code, "the function raised `Abort`, or an exception derived from it"),
-    Outcome(BUG, "aborted", FunctionFailed.code, "the function raised another exception: a bug"),
-    Outcome(422, "aborted", LimitReached.code, "too many calls or writes, or calls too deep"),
-    Outcome(422, "aborted", TooLarge.code, "a state, a result, or all writes together are too large"),
-    Outcome(422, "aborted", Poisoned.code, "no memory or stack left, not returned in time, or a worker crashed"),
-    Outcome(424, "aborted", ExternalFailed.code, "an external call failed, and the function did not catch that"),
+    StatusRow(409, "aborted", Aborted.code, "the function raised `Abort`, or an exception derived from it"),
+    StatusRow(BUG, "aborted", FunctionFailed.code, "the function raised another exception: a bug"),
+    StatusRow(422, "aborted", LimitReached.code, "too many calls or writes, or calls too deep"),
+    StatusRow(422, "aborted", TooLarge.code, "a state, a result, or all writes together are too large"),
+    StatusRow(422, "aborted", Poisoned.code, "no memory or stack left, not returned in time, or a worker crashed"),
+    StatusRow(424, "aborted", ExternalFailed.code, "an external call failed, and the function did not catch that"),
 )
 _aborted = {outcome.code: outcome.http_status for outcome in ABORTED}
 
@@ -48,13 +48,13 @@ def status_of_abort(code: str) -> int:
     return _aborted.get(code, BUG)
 
 
-def table() -> list[Outcome]:
+def table() -> list[StatusRow]:
     """All outcomes of a request."""
     return [
-        Outcome(OK, "ok", "", "the call ran, and its writes are kept"),
+        StatusRow(OK, "ok", "", "the call ran, and its writes are kept"),
         *ABORTED,
-        Outcome(BUG, "aborted", "any other", "the function used its context, or a value, incorrectly: a bug"),
-        *(Outcome(each.http_status, "refused", each.code, first_sentence(each)) for each in REFUSALS.values()),
+        StatusRow(BUG, "aborted", "any other", "the function used its context, or a value, incorrectly: a bug"),
+        *(StatusRow(each.http_status, "refused", each.code, first_sentence(each)) for each in REFUSALS.values()),
     ]
 
 

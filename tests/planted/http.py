@@ -32,8 +32,8 @@ MISTAKES = (
     Mistake(
         "Each outcome of a call has its own status: an app's abort, a bug, a limit, a failed external call.",
         "headrace/core/serial.py",
-        "    code = Aborted.code if issubclass(kind, Abort) else FunctionFailed.code\n",
-        "    code = Aborted.code\n",
+        "    return Aborted.code if issubclass(kind, Abort) else FunctionFailed.code\n",
+        "    return Aborted.code\n",
     ),
     Mistake(
         "Calls that arrive together are one batch, and each request gets its own answer.",
