@@ -38,7 +38,7 @@ from headrace.core.log_records import Retired
 from headrace.core.snapshot_metadata import StoreMetadata
 from headrace.durability.log.records import ColumnRecord
 from headrace.durability.recovery import OpenedStore
-from headrace.errors import StoreError
+from headrace.errors import AppChanged, NotDeterministic, StoreError
 
 LOG = logging.getLogger("headrace.durability")
 GROUP_MAX = 1_000  # records, or replies of epochs, written at once
@@ -106,7 +106,11 @@ class StoreWork:
             self.opened_store.replies.append([self.records.pack(self._replies.pop(epoch.number)) for epoch in fresh])
             self.kept = fresh[-1].number
         if self.changes is not None:
-            self.changes.keep([epoch.number for epoch in epochs])
+            try:
+                self.changes.keep([epoch.number for epoch in epochs])
+            except (AppChanged, NotDeterministic):
+                self.opened_store.log.check()  # a successor, perhaps a newer version, may have written them
+                raise
 
     def save(self, snapshot: Snapshot) -> list[StoreEvent]:
         opened_store = self.opened_store
@@ -126,12 +130,13 @@ class StoreWork:
             return [SaveFailed(snapshot.epoch, error)]
 
     def _oldest(self) -> int:
-        """The epoch of the oldest snapshot to keep."""
-        complete = sorted({each.epoch for each in self.opened_store.snapshots.manifests() if each.is_complete})
+        """The epoch of the oldest snapshot to keep. The newest ones are those that a start would choose first: a
+        predecessor that did not know of us yet may have saved one of a later epoch, which no start chooses."""
+        complete = [each.epoch for each in self.opened_store.snapshots.manifests() if each.is_complete]
         if not complete:  # a successor has deleted them all
             self.opened_store.log.check()
             return 0
-        return complete[-self.opened_store.config.snapshots_kept :][0]
+        return min(list(dict.fromkeys(reversed(complete)))[: self.opened_store.config.snapshots_kept])
 
     def compact(self) -> None:
         """Compaction may fail: it is tried again the next time."""

@@ -151,7 +151,7 @@ class OpenedStore:
                 f"{self.store.url}: the changes of epoch {self.changes.kept} are kept, but the log ends with epoch "
                 f"{last}: records were lost. Restore the log from a backup, or run `headrace log repair`"
             )
-        self.changes.values = self.records.program.values
+        self.changes.values, self.changes.fingerprint = self.records.program.values, self.fingerprint
         self.changes.start(epoch, closed_us, self.watched, self.loads)
 
     def _records(self, position: int, epoch: int) -> list[LoggedRecord]:

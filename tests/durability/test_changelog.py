@@ -13,8 +13,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headrace import App, Config, Context, Runtime
+from headrace.core import coordinator, local
 from headrace.core.epoch_changes import OperatorChanges
 from headrace.core.events import Lost, TakeSnapshot
+from headrace.core.outcome import UNKNOWN
 from headrace.durability.log.changelog import (
     DELETE,
     INSERT,
@@ -32,7 +34,7 @@ from headrace.durability.log.records import ChangesHeader
 from headrace.durability.log.store_repair import repair_store
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.durability.store import DirectoryStore, open_store
-from headrace.errors import LogBroken, ModelError, NotDeterministic, StoreError
+from headrace.errors import AppChanged, Fenced, LogBroken, ModelError, NotDeterministic, StoreError
 from headrace.model.fingerprint import fingerprint
 from headrace.runtime.cluster import Cluster
 from headrace.sim.oracle import Oracle
@@ -362,7 +364,15 @@ def test_restarts_and_snapshots_between_epochs_change_nothing_in_what_is_logged(
     assert (3, MISSING, 0) in changes
 
 
+@pytest.fixture
+def no_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a store that an older version wrote: else a digest of all writes comes first."""
+    for module in (local, coordinator):
+        monkeypatch.setattr(module, "compare_writes", lambda *_: UNKNOWN)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.usefixtures("no_digests")
 def test_what_a_replay_changes_otherwise_stops_it(workers: int) -> None:
     """Though it answers the same."""
     store = memory()
@@ -375,6 +385,29 @@ def test_what_a_replay_changes_otherwise_stops_it(workers: int) -> None:
                 NotDeterministic, match=r"epoch 1, stock 'sky': .* from nothing to 'fine', .* to 'rain'"
             ):
                 again.settle()
+        finally:
+            GUESSES[0] = "fine"
+
+
+@pytest.mark.usefixtures("no_digests")
+def test_changes_that_other_code_has_written_are_not_called_nondeterministic() -> None:
+    """An older version may come back after a newer one has replayed its epochs and written their changes."""
+    store = memory()
+    with logging(shop, "stock"):
+        Hand(store, shop).run("all", [(fill, "a", 1), (guess, "sky")])
+        GUESSES[0] = "rain"
+        try:
+            again = Hand(store, shop)
+            assert again.opened_store.changes is not None
+            again.opened_store.changes.fingerprint = "another version"
+            with pytest.raises(
+                AppChanged, match=r"epoch 1, stock 'sky': .* to 'rain': the changes were written by other"
+            ):
+                again.settle()
+            zombie = Hand(store, shop)
+            Hand(store, shop)
+            with pytest.raises(Fenced):
+                zombie.settle()
         finally:
             GUESSES[0] = "fine"
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headrace import Reply
-from headrace.core.events import Tick
+from headrace.core.events import TakeSnapshot, Tick
+from headrace.durability.keeper import PendingRecord
 from headrace.durability.reading.store_reader import StoreReader
 from headrace.errors import Fenced, StoreError
 from headrace.sim.disk import SimStore
@@ -258,3 +259,27 @@ def test_whoever_was_superseded_deletes_nothing() -> None:
     assert not hand.rest
     assert files <= set(store.disk.files)
     assert successor.state() == {("item", "other"): 2}
+
+
+def test_a_snapshot_of_a_later_epoch_that_a_zombie_saves_makes_nobody_delete_what_a_start_needs() -> None:
+    """A start chooses the snapshot of the newest term. It may be of an earlier epoch, if it was taken in a replay."""
+    store = memory()
+    zombie = Hand(store, app, snapshots_kept=1, segment_bytes_max=1)
+    for number in range(4):
+        zombie.run(f"r{number}", [(add, "a", 1)])
+    zombie.submit(TakeSnapshot("late"))
+    late = zombie.hold_save()
+    successor = Hand(store, app, snapshots_kept=1, segment_bytes_max=1, snapshot_interval_us=1)
+    successor.now_us += SECOND
+    early = successor.hold_save()
+    assert early.snapshot.epoch < late.snapshot.epoch
+    zombie.rest.append(late)
+    zombie.work()
+    successor.rest.appendleft(early)
+    successor.work()
+    while not any(isinstance(item, PendingRecord) for item in successor.rest):
+        assert successor.deliver() or successor.sync(), "nothing was retired"
+    while successor.rest:
+        successor.work()
+    for _ in range(2):
+        assert Hand(store, app).state() == {("item", "a"): 4}

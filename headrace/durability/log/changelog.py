@@ -39,7 +39,7 @@ from headrace.durability.log.log import Log, bounds, read_log
 from headrace.durability.log.records import ChangesHeader, ColumnRecord, pack, unpack
 from headrace.durability.log.segments import refs_in
 from headrace.durability.store import Store
-from headrace.errors import LogBroken, NotDeterministic, StoreError
+from headrace.errors import AppChanged, LogBroken, NotDeterministic, StoreError
 from headrace.wire.renewal import same_renewed
 from headrace.wire.values import MISSING, Values, same, shown
 
@@ -219,6 +219,7 @@ class ChangeWriter:
 
     def __init__(self, store: Store, term: int, segment_bytes: int) -> None:
         self.values = Values()  # the app's, for states that an older version of the app wrote
+        self.fingerprint = ""  # the app's
         self.log = Log.take_over(store, FOLDER, segment_bytes=segment_bytes, term=term)
         self.kept = 0  # the last epoch in it
         self.begin = 1  # the first epoch after the record without changes
@@ -288,7 +289,8 @@ class ChangeWriter:
 
     def _to_columns(self, epoch: int, closed_us: int, changes: Changes) -> ColumnRecord:
         since, breaks, loads = dict(self.since), dict(self.breaks), dict(self.loads)
-        record = changes_to_columns(ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads), changes)
+        header = ChangesHeader(epoch, closed_us, self.begin, since, [], breaks, loads, fingerprint=self.fingerprint)
+        record = changes_to_columns(header, changes)
         return record._replace(header=msgspec.structs.replace(record.header, key_types=self._see_keys(record)))
 
     def _see_keys(self, record: ColumnRecord) -> dict[str, list[str]]:
@@ -308,6 +310,11 @@ class ChangeWriter:
         for name in sorted({*before.since} & {*again.since}):
             difference = first_difference(before.of(name), again.of(name), self.values)
             if difference is not None and before.since[name] <= number:
+                if before.header.fingerprint not in ("", self.fingerprint):
+                    raise AppChanged(
+                        f"epoch {number}, {name} {difference}: the changes were written by other code, perhaps by a "
+                        "newer version. Start with that code"
+                    )
                 raise NotDeterministic(
                     f"epoch {number}, {name} {difference}: its functions depend on something other than their "
                     "arguments and state"
