@@ -249,15 +249,15 @@ class Pipeline:
         )
 
     def _start_replies(self) -> StreamingQuery:
-        read = self.spark.readStream.format
         replies = (
-            read("headrace.replies")
+            self.spark.readStream.format("headrace.replies")
             .option("startingEpoch", self._began.epoch + 1)
             .option("maxEpochsPerBatch", EPOCHS_MAX)
             .option("keyType", "string")
             .load(address_of(self.store))
         )
-        rows = reply_rows(replies, read("headrace.dead").load(address_of(self.store)), self.requests.id)
+        dead = self.spark.readStream.format("headrace.dead").load(address_of(self.store))  # a reader keeps its options
+        rows = reply_rows(replies, dead, self.requests.id)
         sink = ReplyTopic(self.kafka, self._began.since(self.kafka.replies))
         query = (
             rows.writeStream.foreachBatch(sink.write)
