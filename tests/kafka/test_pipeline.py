@@ -146,7 +146,7 @@ def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_
     from headrace.spark.sources.dead import SCHEMA
 
     columns = "request_id string, tid long, epoch long, status string, result string"
-    columns += ", error string, error_type string, function string, key string"
+    columns += ", error string, error_type string, raised_in struct<function: string, key: string>"
     results = [
         "1.0",
         "null",
@@ -157,10 +157,10 @@ def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_
         "x" * RESULT_BYTES_MAX,
     ]
     rows: list[tuple[Any, ...]] = [
-        (f"r{tid}", tid, 1, "ok", result, None, None, None, None) for tid, result in enumerate(results)
+        (f"r{tid}", tid, 1, "ok", result, None, None, None) for tid, result in enumerate(results)
     ]
-    rows.append(("big", 98, 1, "ok", "x" * (RESULT_BYTES_MAX + 1), None, None, None, None))
-    rows.append(("no", 99, 1, "aborted", None, "y" * 20_000, "Abort", "account.f", "k"))
+    rows.append(("big", 98, 1, "ok", "x" * (RESULT_BYTES_MAX + 1), None, None, None))
+    rows.append(("no", 99, 1, "aborted", None, "y" * 20_000, "Abort", ("account.f", "k")))
     dead = [("q", 3, 4, "d", None, None, "junk", "BadMessage", 'not "a" call'), ("another", 1, 1, "e", *[None] * 5)]
     found = reply_rows(spark.createDataFrame(rows, columns), spark.createDataFrame(dead, SCHEMA), "q").collect()
     told = {row.key: row.value for row in found}

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headrace import App, Config, Runtime
-from headrace.durability.columns import join
+from headrace.durability.columns import join, kinds_of
 from headrace.durability.log.changelog import Changelog
 from headrace.durability.log.log import read_log
 from headrace.durability.reading.views import EpochEnd, View
@@ -27,7 +27,7 @@ from headrace.durability.store import DirectoryStore, open_store
 from headrace.errors import Abort, StoreError, StreamError
 from headrace.model.context import Context
 from headrace.spark.load import load
-from headrace.spark.sources.changes import ChangesLog, columns_of, key_types
+from headrace.spark.sources.changes import ChangesLog, key_types
 from headrace.spark.sources.epoch_streams import EpochStream
 from headrace.spark.sources.key_column import keys_as
 from headrace.wire.values import Values, plain
@@ -476,6 +476,6 @@ def test_keys_are_texts_and_say_what_they_were() -> None:
     from headrace.durability.columns import keys_to_arrow
 
     for keys in (KEYS, [1, 2], ["a", ""], [b"a"], [(1 << 64) - 1], [1, "1"]):
-        kinds = columns_of(keys_to_arrow(keys))
+        kinds = kinds_of(keys_to_arrow(keys))
         texts, types = keys_as(kinds, pa.string(), "an operator"), key_types(kinds)
         assert list(zip(texts.to_pylist(), types.to_pylist(), strict=True)) == [text_of(key) for key in keys]

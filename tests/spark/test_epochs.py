@@ -29,6 +29,8 @@ class Numbers(Epochs):
     """A row for each epoch, with what its record holds."""
 
     folder, what = "replies", "the numbers"
+    option_names = ()
+    schema = pa.schema([("epoch", pa.int64()), ("data", pa.binary())])
 
     def batches(self, records: Iterator[tuple[int, bytes]], mark: Any = None) -> Iterator[pa.RecordBatch]:
         for epoch, data in records:
