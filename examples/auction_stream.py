@@ -51,8 +51,16 @@ def main() -> None:
 
             schema = "number long, lot string, bidder string, amount long"
             stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(arrivals))
-            wanted = {"key": "lot", "args": ["bidder", "amount"], "carry": ["number"]}
-            query = transact(stream, bid, runtime=runtime, name="bids", trigger={"availableNow": True}, **wanted)
+            query = transact(
+                stream,
+                bid,
+                key="lot",
+                args=["bidder", "amount"],
+                carry=["number"],
+                runtime=runtime,
+                name="bids",
+                trigger={"availableNow": True},
+            )
             assert query is not None
             query.awaitTermination()
             runtime.drain()

@@ -61,8 +61,10 @@ def bid(ctx: Context[Lot], bidder: str, amount: int) -> None:
 
 
 def money_is_conserved(state: dict[str, dict[Any, Any]]) -> bool:
-    held = sum(each.escrow for each in state["lot"].values())
-    return sum(state["account"].values()) + held == sum(state["books"].values())
+    held: int = sum(each.escrow for each in state["lot"].values())
+    accounts: int = sum(state["account"].values())
+    deposited: int = sum(state["books"].values())
+    return accounts + held == deposited
 
 
 def main() -> None:
