@@ -161,6 +161,42 @@ def test_a_function_that_never_returns_is_interrupted_and_its_transaction_aborts
             assert runtime.state(thing) == {"a": 2}
 
 
+@pytest.mark.parametrize("function", [hang, hang_awaited, hang_one_way, hang_with_chance])
+@pytest.mark.parametrize("way", ["spin", "stubborn"])
+def test_with_a_check_it_aborts_by_decree_too_and_is_reported_once(
+    function: Any, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, logger="headrace.functions"), Runtime(app, LIMIT, check=True) as runtime:
+        assert runtime.client.call(add, "a", 1) == 1
+        with pytest.raises(Aborted) as caught:
+            runtime.client.call(function, "a", way)
+        assert (caught.value.message, caught.value.cause_code) == (DECREE, "poisoned")
+        assert runtime.state(thing) == {"a": 1}, "all of it is undone"
+        assert runtime.client.call(add, "a", 1) == 2
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("hangs_in", [1, 2])
+def test_with_a_check_a_function_that_is_stopped_in_one_run_aborts_by_decree(hangs_in: int) -> None:
+    """How long a function takes is no difference between two runs of it."""
+    runs = 0
+    erratic = App("erratic")
+
+    @erratic.operator("thing").register
+    def act(ctx: Any) -> int:
+        nonlocal runs
+        runs += 1
+        ctx.put("written")
+        return int(spin()) if runs == hangs_in else 1
+
+    with Runtime(erratic, LIMIT, check=True) as runtime:
+        with pytest.raises(Aborted) as caught:
+            runtime.client.call(act, "a")
+        assert (caught.value.message, runs) == (DECREE, hangs_in)
+        assert runtime.state("thing") == {}
+        assert runtime.client.call(act, "a") == 1
+
+
 @pytest.mark.parametrize(
     "call",
     [(hang_at_the_end, "a", "spin"), (merge, "a", 13), (hang_with_a_list, "a", ["spin"]), (hang_by_name, "a", "spin")],
@@ -286,13 +322,15 @@ def test_a_function_that_had_returned_before_a_recovery_gets_no_decree(way: str,
 
 
 def test_a_function_that_returns_just_at_the_limit_commits_or_aborts_and_breaks_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The interruption races with the end of the function, hundreds of times: the engine itself is never hit."""
+    """The interruption races with the end of the function, hundreds of times: the engine itself is never hit, and a
+    replay finds in the log's digests what it writes itself."""
+    store = str(tmp_path / "store")
     rng, outcomes = random.Random(1), {"ok": 0, "aborted": 0}
     monkeypatch.setattr(watchdog, "STRIKE_S", 0.002)
     monkeypatch.setattr(watchdog, "HOLD_S", 0.005)
-    with Runtime(app, Config(wall_limit_us=20_000)) as runtime:
+    with Runtime(app, Config(wall_limit_us=20_000), store=store) as runtime:
         for n in range(200):
             reply = runtime.client.batch([(work, "a", rng.randint(15, 50)), (add, "b", 1)])
             assert reply[1].result == n + 1
@@ -304,7 +342,11 @@ def test_a_function_that_returns_just_at_the_limit_commits_or_aborts_and_breaks_
                 assert reply[0].failure.code == "poisoned"
         assert runtime.get(thing, "a") == outcomes["ok"]
         assert runtime.health()["status"] == "ok"
+        crash(runtime)
     assert min(outcomes.values()) > 10, outcomes
+    with Runtime(app, store=store) as runtime:
+        assert runtime.state(thing) == {"a": outcomes["ok"], "b": 200}
+        assert runtime.metrics()["aborted"] == outcomes["aborted"], "it has replayed them all"
 
 
 def test_health_tells_that_a_function_is_stuck_and_that_a_runtime_has_stopped() -> None:

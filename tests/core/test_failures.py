@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 import random
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 
 from headrace import Abort, Aborted, App, Config, Runtime
+from headrace.core import raised
 from headrace.core.events import FailedRun, LogFailures
 from headrace.core.outcome import same_outcome
-from headrace.core.raised import TRACES_MAX, place_of
+from headrace.core.raised import TRACES_MAX, TRIED_TRACES_MAX, place_of, trace_of
 from headrace.errors import BadArguments
 from headrace.runtime.failure_log import FULL_MAX, INTERVAL_S, FailureLog
 from headrace.wire.messages import Failure
@@ -26,6 +28,7 @@ from tests.driver import Driver
 app = App("failures")
 account = app.operator("account")
 HERE = "tests/core/test_failures.py"
+ANY_ID = re.compile(r"request id [^,]+")
 
 
 class OutOfStock(Abort): ...
@@ -242,6 +245,51 @@ def test_of_many_failures_of_one_place_in_an_epoch_a_few_have_a_trace_and_the_re
     least = TRACES_MAX * max(1, workers)
     assert TRACES_MAX <= len(driver.failed) <= least
     assert sum(driver.failed_more.values()) == 50 - len(driver.failed)
+
+
+@pytest.mark.parametrize(("workers", "mode"), [(0, "auto"), (1, "serial"), (1, "ordered"), (3, "ordered")])
+def test_however_many_fail_few_traces_are_taken(workers: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of them fail in a call on another worker, which tells the root's worker."""
+    taken: list[str] = []
+
+    def take(error: BaseException, name: str, text: str) -> Any:
+        taken.append(name)
+        return trace_of(error, name, text)
+
+    monkeypatch.setattr(raised, "trace_of", take)
+    driver = Driver(app, Config(epoch_transactions_max=1_000), workers=workers, mode=mode)
+    calls = [(pay, f"{n}", "b", 1) if n % 2 else (spend, f"{n}", 1) for n in range(400)]
+    replies = run_on_workers(driver, calls)
+    assert all(reply.failure.where == SPEND for reply in replies)
+    assert driver.failed, "there is one to read"
+    assert 0 < len(taken) <= max(1, workers) * TRIED_TRACES_MAX
+
+
+def test_a_failure_that_is_taken_back_gives_its_trace_to_another() -> None:
+    """Over random orders of delivery: if anything failed, there is a trace of it."""
+    failed = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        driver = Driver(app, Config(epoch_transactions_max=200), workers=3, choose=rng.choice)
+        calls: list[Any] = [(receive, name, 10) for name in "abc"]
+        calls += [(pay, rng.choice("abc"), rng.choice("abc"), rng.randint(1, 8)) for _ in range(40)]
+        replies = run_on_workers(driver, calls)
+        if any(reply.failure is not None for reply in replies):
+            failed += 1
+            assert driver.failed
+    assert failed > 20
+
+
+def test_a_check_reports_each_failure_once_as_without_it(caplog: pytest.LogCaptureFixture) -> None:
+    texts = []
+    for check in (False, True):
+        caplog.clear()
+        with caplog.at_level(logging.ERROR, logger="headrace.functions"), Runtime(app, check=check) as runtime:
+            for call in [(spend, "a", 5), (read_json, "a", "{"), (sell, "a", "plainly")]:
+                runtime.client.batch([call] * 5)
+        texts.append([ANY_ID.sub("request id", record.getMessage()) for record in caplog.records])
+    assert texts[0] == texts[1]
+    assert [text.count("Traceback") for text in texts[0]] == [1] * 2 * FULL_MAX + [0] * 2
 
 
 def test_only_final_runs_are_reported_not_those_that_are_repaired() -> None:
