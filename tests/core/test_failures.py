@@ -268,7 +268,7 @@ def test_however_many_fail_few_traces_are_taken(workers: int, mode: str, monkeyp
 def test_a_failure_that_is_taken_back_gives_its_trace_to_another() -> None:
     """Over random orders of delivery: if anything failed, there is a trace of it."""
     failed = 0
-    for seed in range(40):
+    for seed in range(70, 140):  # without it, there is none in some of these
         rng = random.Random(seed)
         driver = Driver(app, Config(epoch_transactions_max=200), workers=3, choose=rng.choice)
         calls: list[Any] = [(receive, name, 10) for name in "abc"]
@@ -277,7 +277,7 @@ def test_a_failure_that_is_taken_back_gives_its_trace_to_another() -> None:
         if any(reply.failure is not None for reply in replies):
             failed += 1
             assert driver.failed
-    assert failed > 20
+    assert failed > 60
 
 
 def test_a_check_reports_each_failure_once_as_without_it(caplog: pytest.LogCaptureFixture) -> None:
