@@ -397,7 +397,8 @@ class Engine:
         for row, failure in epoch.failures.items():
             if failure.where is None or row < first:
                 continue
-            epoch.failures[row] = without_trace(failure)
+            if failure.trace is not None:
+                epoch.failures[row] = without_trace(failure)
             if epoch.is_replayed:
                 continue
             if failure.trace is not None:

@@ -45,6 +45,11 @@ def place_of(error: BaseException, body: Callable[..., Any]) -> str:
         if its == code.co_filename or (its.startswith(folder) and is_of_app(its, raised)):
             file, line = its, raised.tb_lineno
         raised = raised.tb_next
+    return shown_place(file, line, folder)
+
+
+@functools.lru_cache(maxsize=1_024)
+def shown_place(file: str, line: int, folder: str) -> str:
     name = file.removeprefix(folder) if folder else file
     return f"{name.replace(chr(92), '/').rpartition('/')[2] if is_absolute(name) else name}:{line}"
 
@@ -148,12 +153,14 @@ class Traces:
         if epoch is not self.epoch:
             self.epoch, self.counts = epoch, {}
         where, trace = None, None
-        with contextlib.suppress(BaseException):
+        try:
             where = place_of(error, binding.entry.function.body)
             count = self.counts.get(where, 0)
             if count < self.traces_max:
                 trace = trace_of(error, name, text)
                 self.counts[where] = count + 1
+        except BaseException:
+            pass
         return Failure(code, name, text, binding.name, key, where, trace)
 
     def release(self, failure: Failure) -> None:
