@@ -81,8 +81,8 @@ class Config:
     # A function's calls are predicted after this many runs that made the same calls.
     predict_after_runs: int = 16
 
-    # A transaction whose functions keep a worker busy for longer than this is stopped together with the worker, and
-    # aborts by decree.
+    # A transaction whose functions take longer than this is stopped, on workers together with the worker, and aborts by
+    # decree.
     wall_limit_us: int = 10_000_000
 
     # A worker that is silent for this long is considered lost.

@@ -16,6 +16,7 @@ class HeadraceError(Exception):
     code: ClassVar[str] = "headrace_error"
     retry: ClassVar[bool] = False
     http_status: ClassVar[int] = 500
+    row: int | None = None  # of a batch: the call that failed (`Replies.raise_any`)
 
 
 class Abort(Exception):
@@ -149,13 +150,26 @@ class Aborted(HeadraceError):
     code = "aborted"
     http_status = 409
 
-    def __init__(self, type: str, message: str, function: str, key: object, tid: int, cause_code: str) -> None:
-        super().__init__(f"{type}: {message} (in {function} of {key!r}, TID {tid})")
+    def __init__(
+        self,
+        type: str,
+        message: str,
+        function: str,
+        key: object,
+        tid: int,
+        cause_code: str,
+        where: str | None = None,
+        call: str = "",
+    ) -> None:
+        """`where` is the file and the line in the app; `call` says which call of a batch it was."""
+        place = "" if where is None else f", {where}"
+        super().__init__(f"{call}{type}: {message} (in {function} of {key!r}{place}, TID {tid})")
         self.type, self.message, self.function, self.key, self.tid = type, message, function, key, tid
-        self.cause_code = cause_code
+        self.cause_code, self.where, self.call = cause_code, where, call
 
-    def __reduce__(self) -> tuple[type[Aborted], tuple[object, ...]]:  # so that it can be copied like other exceptions
-        return Aborted, (self.type, self.message, self.function, self.key, self.tid, self.cause_code)
+    def __reduce__(self) -> tuple[type[Aborted], tuple[object, ...], dict[str, object]]:  # so that it can be copied
+        args = (self.type, self.message, self.function, self.key, self.tid, self.cause_code, self.where, self.call)
+        return Aborted, args, vars(self)
 
 
 class FunctionFailed(HeadraceError):
@@ -188,6 +202,13 @@ class Stopped(HeadraceError):
     code = "stopped"
     retry = True
     http_status = 503
+
+
+class Stuck(Stopped):
+    """A function did not return within `wall_limit_us` and could not be interrupted, so the runtime stopped itself. Its
+    transaction aborts by decree; with a store, a new start goes on after it."""
+
+    code = "stuck"
 
 
 class NotDeterministic(HeadraceError):

@@ -13,7 +13,7 @@ from headrace import App, Config
 from headrace.core.admission import Admission
 from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
-from headrace.core.events import Answer, ReadResult, Refuse, Submit, Tick
+from headrace.core.events import Answer, FailedRun, LogFailures, ReadResult, Refuse, Submit, Tick
 from headrace.core.origin import FromClient
 from headrace.runtime.client import Replies, Reply
 from headrace.sim.fleet import Choose, Fleet
@@ -46,6 +46,8 @@ class Driver(Fleet):
         self.replies: dict[int, list[Reply]] = {}
         self.refusals: dict[Any, Exception] = {}
         self.found: dict[Any, dict[Any, Any]] = {}  # what was read, by its token: (operator, key) -> state
+        self.failed: list[FailedRun] = []
+        self.failed_more: dict[tuple[str, str], int] = {}
         self.prepare()
         self.program = self.core.program
         self.admission = Admission(self.program)
@@ -117,5 +119,9 @@ class Driver(Fleet):
         elif isinstance(effect, ReadResult):
             unseal = self.program.values.unseal
             self.found[effect.token] = {(name, key): unseal(value) for name, key, value in effect.entities}
+        elif isinstance(effect, LogFailures):
+            self.failed += effect.runs
+            for place, count in effect.more.items():
+                self.failed_more[place] = self.failed_more.get(place, 0) + count
         else:
             raise AssertionError(f"unknown effect: {effect!r}")

@@ -25,6 +25,7 @@ from headrace.core.admission import Admission
 from headrace.core.engine import Engine
 from headrace.core.events import Answer, Submit
 from headrace.core.origin import FromClient
+from headrace.errors import Abort
 from headrace.model.app import App
 from headrace.model.context import Context
 from headrace.model.operator import Function
@@ -38,7 +39,7 @@ SLICE = 10_000  # transactions per batch: ten epochs
 RATES = ("committed_per_s", "reference_per_s", "through_client_per_s")
 
 
-class NotEnoughCredit(Exception):
+class NotEnoughCredit(Abort):
     pass
 
 

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 import headrace
 from headrace.cli import benches, operations
+from headrace.config import Config
 from headrace.errors import HeadraceError
 
 app = typer.Typer(
@@ -116,6 +117,9 @@ def run(
             help="Start although functions give other replies than before the crash, if they write the same.",
         ),
     ] = False,
+    wall_limit: Annotated[
+        float, typer.Option(min=0.001, help="Seconds after which a function that has not returned is stopped.")
+    ] = 10.0,
 ) -> None:
     """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""
     from headrace.cli.serve import FromKafka, OnSpark, serve
@@ -144,7 +148,8 @@ def run(
         )
     if accept_logged and store is None:
         raise typer.BadParameter("there are logged replies in a store only: add --store", param_hint="--accept-logged")
-    serve(target, host, port, workers, mode.value, store, source, on, check=check, accept_logged=accept_logged)
+    config = Config(wall_limit_us=round(wall_limit * 1e6))
+    serve(target, host, port, workers, mode.value, store, source, on, config, check=check, accept_logged=accept_logged)
 
 
 def fix_hashes() -> None:

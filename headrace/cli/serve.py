@@ -10,6 +10,8 @@ import logging
 import os
 import re
 import signal
+import socket
+import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -22,7 +24,8 @@ import uvicorn
 from rich import markup
 from rich.console import Console
 
-from headrace.errors import BadRequest, Unreachable
+from headrace.config import Config
+from headrace.errors import BadRequest, Stuck, Unreachable
 from headrace.gateway.server import LOOPBACK, gateway, listen, server_of
 from headrace.runtime import gc_settings
 from headrace.runtime.cluster import Cluster
@@ -33,6 +36,8 @@ from headrace.runtime.loading import load
 if TYPE_CHECKING:
     from headrace.spark.kafka.pipeline import Pipeline
 
+CLOSE_PATIENCE_S = 2.0  # for a function that runs when the process is to end
+LISTENER = "HEADRACE_LISTENER"  # an environment variable: process and file descriptor
 NAMED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)  # an argument by name
 
 
@@ -78,6 +83,7 @@ def serve(
     store: str | None = None,
     kafka: FromKafka | None = None,
     on: OnSpark | None = None,
+    config: Config | None = None,
     *,
     check: bool = False,
     accept_logged: bool = False,
@@ -85,7 +91,8 @@ def serve(
     """Run the app named by `target` and serve it until it is interrupted. SIGTERM ends it cleanly, too."""
     signal.signal(signal.SIGTERM, leave)
     app = load(target)
-    listener = listen(host, port)
+    listener = inherited_listener() or listen(host, port)
+    spare = listener.dup()  # for this command started again: requests wait in it meanwhile
     url = f"http://{host}:{listener.getsockname()[1]}"
     if workers == 1 and mode == "ordered":
         raise BadRequest("the ordered mode needs several workers: add --workers 2")
@@ -102,13 +109,13 @@ def serve(
             from headrace.spark.hosting.spark_cluster import SparkCluster
 
             runtime: Driver = SparkCluster(
-                target, workers, mode=mode, store=store, spark=spark, accept_logged=accept_logged
+                target, workers, config, mode=mode, store=store, spark=spark, accept_logged=accept_logged
             )
         elif workers == 1:
-            runtime = Runtime(app, store=store, check=check, accept_logged=accept_logged)
+            runtime = Runtime(app, config, store=store, check=check, accept_logged=accept_logged)
         else:
-            runtime = Cluster(target, workers, mode=mode, store=store, accept_logged=accept_logged)
-        stack.enter_context(runtime)
+            runtime = Cluster(target, workers, config, mode=mode, store=store, accept_logged=accept_logged)
+        stack.callback(runtime.close, CLOSE_PATIENCE_S)
         if pipeline is not None:
             stack.callback(pipeline.stop_requests)
             pipeline.start(runtime.metrics()["epochs"])
@@ -125,9 +132,28 @@ def serve(
             if each is not None:
                 threading.Thread(target=end_with, args=(each, server, pipeline), daemon=True).start()
         server.run(sockets=[listener])
-    runtime.wait()
+    try:
+        runtime.wait()
+    except Stuck as stuck:
+        if store is None:
+            raise
+        start_again(spare, stuck)
     if pipeline is not None:
         pipeline.wait()
+
+
+def inherited_listener() -> socket.socket | None:
+    """The socket that this process listened on before it started itself again."""
+    pid, _, fd = os.environ.pop(LISTENER, "").partition(":")
+    return socket.socket(fileno=int(fd)) if pid == str(os.getpid()) else None
+
+
+def start_again(listener: socket.socket, stuck: Stuck) -> None:
+    """Start this command again, in the same process and on the same port. The function that does not return is gone
+    with its thread, and its transaction aborts by decree in the replay."""
+    print(f"{stuck.code}: {stuck}", "Starting again.", sep="\n", file=sys.stderr, flush=True)
+    os.set_inheritable(listener.fileno(), True)
+    os.execve(sys.executable, sys.orig_argv, os.environ | {LISTENER: f"{os.getpid()}:{listener.fileno()}"})
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ class Admission:
         except UnicodeEncodeError:
             raise BadRequest(f"the request id {shown(request_id)} is not valid Unicode") from None
         if size > limit:
-            raise TooLarge(f"a request id of {size} bytes is over the limit of {limit}")
+            raise TooLarge(f"a request id of {size} bytes is over the limit of {limit} (request_id_bytes_max)")
 
 
 def take_apart(call: Any) -> tuple[Any, Any, Any] | BadRequest:

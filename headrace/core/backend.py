@@ -67,6 +67,9 @@ class Executor(Protocol):
     def running(self) -> int:
         """The TID that runs now, 0 if none. Other threads may read it."""
 
+    def doom_running(self) -> None:
+        """The transaction that runs now aborts by decree, whatever its functions still do."""
+
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
         """Run the rows from `start` up to `stop`: append to `epoch.results`, and add to `epoch.failures`. Rows in
         `epoch.decreed` fail. Bindings are refreshed first: a delta may have been taken since the last epoch.

@@ -5,7 +5,8 @@ Rules:
    the same order: replies, state and digests are those of the serial mode.
 2. If they did not, the transaction aborts with `NotDeterministic`, which names the function, its entity and both
    values. The engine logs that as a decree, so a replay repeats the abort, with or without a check.
-3. Epochs that an earlier engine logged run once: they may have been answered.
+3. A transaction that is stopped, in either run, aborts by that decree.
+4. Epochs that an earlier engine logged run once: they may have been answered.
 
 A run is compared step by step: each call with its arguments and the state it finds, and how it ends: its result or
 error, its state, and the one-way calls that it made. So the first difference shows which function made it.
@@ -20,11 +21,13 @@ from typing import Any, NamedTuple
 
 from headrace.core import order
 from headrace.core.contexts import SerialContext, TrackedContext
+from headrace.core.decrees import is_late
 from headrace.core.digests import UNCHANGED
 from headrace.core.epoch import Epoch
 from headrace.core.outcome import same_outcome
 from headrace.core.program import Program
-from headrace.core.serial import Body, SerialExecutor, describe
+from headrace.core.raised import describe
+from headrace.core.serial import Body, SerialExecutor
 from headrace.core.state import State, States, Table
 from headrace.errors import NotDeterministic
 from headrace.model.operator import Operator
@@ -126,6 +129,9 @@ class CheckedExecutor:
     def running(self) -> int:
         return self.twice.running or self.once.running
 
+    def doom_running(self) -> None:
+        (self.twice if self.twice.running else self.once).doom_running()
+
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
         if epoch.is_replayed:
             return self.once.run(epoch, start, stop)
@@ -138,11 +144,14 @@ class CheckedExecutor:
         return None
 
     def _run_row(self, epoch: Epoch, row: int) -> Need | None:
-        first = self._try(epoch, row)
+        first = second = self._try(epoch, row)
         if first.need is not None:
             return first.need
-        second = self._try(epoch, row)
-        failure = difference(first, second, epoch, row)
+        if not is_late(first.failure):
+            if first.failure is not None:  # only that of the second run is reported
+                self.twice.traces.release(first.failure)
+            second = self._try(epoch, row)
+        failure = second.failure if is_late(second.failure) else difference(first, second, epoch, row)
         if failure is None:
             for table in self.tables.values():
                 table.store()

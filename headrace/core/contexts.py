@@ -30,8 +30,13 @@ from headrace.model.chance import Chance, Random
 from headrace.model.operator import Function
 from headrace.wire.messages import Need
 from headrace.wire.typed_values import Codec
-from headrace.wire.values import HIGH, LOW, MISSING, Key, size_of
+from headrace.wire.values import HIGH, LOW, MISSING, Key, shown, size_of
 
+NO_ASYNCIO = (
+    "a function has no event loop, since a transaction waits for nothing but its own calls, one after the other. "
+    "Instead of asyncio.sleep use ctx.call_later, instead of asyncio.gather await each ctx.call or use ctx.call_async, "
+    "and for the outside world ctx.call_external"
+)
 UNAWAITED = "{} made a ctx.{}(...) that it did not await: await it, or use {}"
 START = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
@@ -299,7 +304,10 @@ class SerialContext(Deferring):
 
     def _too_much(self) -> HeadraceError:
         limit = self._program.config.transaction_bytes_max
-        return self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))
+        size = limit - self._transaction.bytes_left
+        return self.doomed(
+            LimitReached(f"values of {size} bytes in one transaction; the limit is {limit} (transaction_bytes_max)")
+        )
 
     def doomed(self, error: HeadraceError) -> HeadraceError:
         """A limit was reached: the transaction aborts with this error, even if the function catches it."""
@@ -483,4 +491,12 @@ class OrderedContext(SerialContext):
 
 
 def too_many_calls(program: Program) -> LimitReached:
-    return LimitReached(f"more than {program.config.calls_max} calls in one transaction")
+    return LimitReached(f"more than {program.config.calls_max} calls in one transaction (calls_max)")
+
+
+def too_deep(depth_max: int) -> LimitReached:
+    return LimitReached(f"calls nested deeper than {depth_max} (depth_max)")
+
+
+def cannot_await(name: str, awaited: Any) -> BadCall:
+    return BadCall(f"{name} awaits {shown(awaited)}; it may await its own ctx.call(...), once: {NO_ASYNCIO}")

@@ -24,6 +24,7 @@ import msgspec
 
 from headrace.config import Config
 from headrace.core.channel import Channels
+from headrace.core.decrees import REPLAY_CHANCES, decree
 from headrace.core.digests import net_digest
 from headrace.core.engine import Engine
 from headrace.core.epoch import FINAL, Epoch
@@ -31,7 +32,6 @@ from headrace.core.events import Lost, Overran, Received, Rescale, Start
 from headrace.core.later.deferred import ChangedLater
 from headrace.core.log_records import Decree
 from headrace.core.maintenance import CopyState, Maintenance
-from headrace.core.ordered.gathering import decree
 from headrace.core.ordered.storms import Storms
 from headrace.core.outcome import UNKNOWN, Outcome, check, compare_writes, differences
 from headrace.core.placement import ShardMap
@@ -61,7 +61,6 @@ from headrace.wire.messages import (
 MODES = ("auto", "serial", "ordered")
 
 WORKER_STATS = ("ran", "repairs", "waits", "predicted", "rows_told")
-REPLAY_CHANCES = 7  # to return in time, if the transaction may have been answered before a recovery
 TERM_BITS = 20  # of a term: its count for one coordinator; higher bits come from the log
 
 
@@ -437,6 +436,7 @@ class Coordinator(Maintenance):
         if stop > known:
             epoch.results[known:] = results[known:stop]
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})
+            self.engine.note_failed(epoch, known)
             epoch.failures.update({row: failure for row, failure in epoch.decreed.items() if known <= row < stop})
             epoch.final_rows = stop
             self.engine.decree(epoch)

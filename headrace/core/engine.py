@@ -27,6 +27,8 @@ from headrace.core.events import (
     Appended,
     Checked,
     Delta,
+    FailedRun,
+    LogFailures,
     Perform,
     Read,
     ReadResult,
@@ -47,6 +49,7 @@ from headrace.core.log_records import Accepted, Decree, Intent
 from headrace.core.origin import FromClient, FromSource
 from headrace.core.outcome import refusal
 from headrace.core.program import Program
+from headrace.core.raised import without_trace
 from headrace.core.sequencing import Sequencing
 from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, SnapshotMetadata
 from headrace.core.source_batches import SourceBatches
@@ -93,7 +96,7 @@ class Engine:
         Tick: "_tick",
     }
     # Every step ends with these, in this order.
-    LEAVE: ClassVar[tuple[str, ...]] = ("_answer", "_forget", "_resend", "_perform")
+    LEAVE: ClassVar[tuple[str, ...]] = ("_answer", "_forget", "_resend", "_perform", "_report")
 
     def __init__(
         self,
@@ -131,6 +134,8 @@ class Engine:
         self.unfinished: list[UnfinishedBatch] = []  # that a recovery found in the log
         self.replayed = 0  # the last epoch that a recovery has to replay
         self.asking: PendingExternal | None = None  # the external call that a transaction waits for
+        self.failed: list[FailedRun] = []  # to be written to the log of the process
+        self.failed_more: dict[tuple[str, str], int] = {}  # how many more there were, by function and place
         self.committed = self.aborted = 0
         self.ledger.keep(self.sequencing.open)
         self.backend = backend(self)
@@ -379,11 +384,33 @@ class Engine:
             self.journal.note(Accepted(epoch.number, {epoch.tids[row]: text for row, text in differing.items()}))
 
     def decree(self, epoch: Epoch) -> None:
-        """Log failures that a second run might not give: those caused by memory or stack, or found by a check."""
+        """Log failures that a second run might not give: those caused by memory, stack or time, or found by a
+        check."""
         poisoned = {row: why for row, why in epoch.failures.items() if why.code in DECREED}
         if poisoned.keys() - epoch.decreed.keys():
             epoch.decreed.update(poisoned)
             self.journal.note(Decree({epoch.tids[row]: failure for row, failure in poisoned.items()}))
+
+    def note_failed(self, epoch: Epoch, first: int) -> None:
+        """The rows from this one on that have an outcome are final: take the traces out of their failures. What a
+        replay runs again was reported before."""
+        for row, failure in epoch.failures.items():
+            if failure.where is None or row < first:
+                continue
+            if failure.trace is not None:
+                epoch.failures[row] = without_trace(failure)
+            if epoch.is_replayed:
+                continue
+            if failure.trace is not None:
+                self.failed.append(FailedRun(epoch.id_at(row), epoch.tids[row], epoch.number, failure))
+            else:
+                at = (failure.function or "", failure.where)
+                self.failed_more[at] = self.failed_more.get(at, 0) + 1
+
+    def _report(self, now_us: int, effects: list[Any]) -> None:
+        if self.failed or self.failed_more:
+            effects.append(LogFailures(self.failed, self.failed_more))
+            self.failed, self.failed_more = [], {}
 
     # --- egress ---
 

@@ -99,6 +99,14 @@ class Epoch:
         """The first row of each piece."""
         return [0, *accumulate(piece.size for piece in self.pieces)][:-1]
 
+    def id_at(self, row: int) -> str:
+        """The request id of a row."""
+        for piece in self.pieces:
+            if row < piece.size:
+                return piece.id_at(row)
+            row -= piece.size
+        raise IndexError(row)
+
     def enter(self, phase: str) -> None:
         assert NEXT.get(self.phase) == phase, f"epoch {self.number} is {self.phase}, so it cannot become {phase}"
         self.phase = phase

@@ -25,7 +25,7 @@ from headrace.core.epoch_changes import Changes
 from headrace.core.log_records import Record
 from headrace.core.snapshot_metadata import SnapshotMetadata
 from headrace.errors import HeadraceError
-from headrace.wire.messages import Answers, Entities, Frame
+from headrace.wire.messages import Answers, Entities, Failure, Frame
 
 # --- events from clients ----------------------------------------------------------------------------------------------
 
@@ -96,6 +96,25 @@ class Rescaled(NamedTuple):
     token: Any
     workers: int
     moved: int  # shards
+
+
+# --- for the people who run it ----------------------------------------------------------------------------------------
+
+
+class FailedRun(NamedTuple):
+    """A transaction whose function raised something other than `Abort`, with its trace."""
+
+    request_id: str
+    tid: int
+    epoch: int
+    failure: Failure
+
+
+class LogFailures(NamedTuple):
+    """An effect: write these to the log of the process. They are final, and no replay reports them again."""
+
+    runs: list[FailedRun]
+    more: dict[tuple[str, str], int]  # how many others there were, by function and place
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -251,7 +270,7 @@ class Overran(NamedTuple):
 JournalEffect = Append | Check | Keep | Save | SnapshotTaken
 StoreEvent = Appended | Checked | Saved | SaveFailed
 EngineEvent = Submit | Tick | Read | TakeSnapshot | Responded | StoreEvent
-EngineEffect = Answer | Refuse | ReadResult | Perform | SetTimer | JournalEffect
+EngineEffect = Answer | Refuse | ReadResult | Perform | SetTimer | LogFailures | JournalEffect
 CoordinatorEvent = EngineEvent | Received | Lost | Overran | Rescale
 CoordinatorEffect = EngineEffect | Send | Start | Stop | Rescaled
 WorkerEvent = Received | Tick

@@ -9,7 +9,7 @@ Never here: what is admitted, logged or answered, and when.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from headrace.core.backend import Executor, MakeExecutor
 from headrace.core.digests import NET, net_digest, net_sum
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
     from headrace.core.engine import Engine
 
 
+class Running(NamedTuple):
+    """A transaction that runs."""
+
+    tid: int
+    epoch: Epoch
+    row: int
+    executor: Executor
+
+
 class LocalBackend:
     HANDLERS: ClassVar[dict[type, str]] = {}  # no events of its own
 
@@ -32,6 +41,7 @@ class LocalBackend:
         self.engine, self.make = engine, executor
         self.executor = executor(engine.program, engine.state)
         self.former: tuple[dict[str, int], Executor] | None = None  # for epochs that were logged with these limits
+        self.busy: tuple[Epoch, Executor] | None = None  # the epoch that runs, and what runs it
         self.answered: Outcome | None = None  # of the running epoch: its outcome before a recovery
         self.changes: Changes = {}  # of the newest final epoch
         self.watched = (*engine.program.deferring, *engine.logged)
@@ -105,6 +115,7 @@ class LocalBackend:
             elif isinstance(first, TakeSnapshot):
                 engine.journal.wanted.append(first.token)
             else:
+                engine.note_failed(first, 0)
                 engine.finished(first)
 
     def _execute(self, epoch: Epoch) -> bool:
@@ -113,7 +124,10 @@ class LocalBackend:
             self.answered = Outcome(epoch.results, epoch.failures, epoch.digest)
             epoch.results, epoch.failures, epoch.digest = [], {}, None
             self._prepare_digest(self.answered.digest)
-        need = self._executor(epoch.limits).run(epoch, len(epoch.results))
+        executor = self._executor(epoch.limits)
+        self.busy = (epoch, executor)
+        need = executor.run(epoch, len(epoch.results))
+        self.busy = None
         if need is not None:
             self.engine.ask(epoch, need)
             return False
@@ -140,6 +154,14 @@ class LocalBackend:
                 epoch, check(epoch, found, compare_writes(epoch, before.digest, epoch.digest), self.engine.accepts)
             )
             epoch.results, epoch.failures = before.results, before.failures
+
+    def running(self) -> Running | None:
+        """The transaction that runs now. Other threads may call this."""
+        if self.busy is None:
+            return None
+        epoch, executor = self.busy
+        tid = executor.running
+        return Running(tid, epoch, epoch.tids.index(tid), executor) if tid else None
 
     def _executor(self, limits: dict[str, int] | None) -> Executor:
         """The executor for epochs that were logged with these limits, which can change results."""

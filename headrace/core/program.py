@@ -18,12 +18,13 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.core.later.builtin import BUILT_IN
+from headrace.core.lent import may_keep
 from headrace.core.placement import CACHE_MAX, shard_of
 from headrace.core.signature import Args as Args
 from headrace.core.signature import Signature, declared_codec, never
 from headrace.errors import BadRequest, BadValue, ModelError, UnknownFunction
 from headrace.model.app import App, Schedule
-from headrace.model.operator import Function, Operator
+from headrace.model.operator import RESERVED, Function, Operator
 from headrace.wire.messages import Entities
 from headrace.wire.typed_values import Codec
 from headrace.wire.values import Key, Values, check_key, shown, written_us
@@ -166,6 +167,7 @@ class Entry:
         "fits",
         "function",
         "is_plain",
+        "keeps_context",
         "name",
         "number",
         "operator",
@@ -177,6 +179,8 @@ class Entry:
     def __init__(self, function: Function, values: Values, number: int, twin: Entry | None = None) -> None:
         self.function, self.operator, self.number = function, function.operator, number
         self.name, self.is_plain = function.full_name, not function.is_async
+        is_own = function.operator.name == RESERVED  # ours: it keeps nothing
+        self.keeps_context: bool = not is_own and (may_keep(function.body) if twin is None else twin.keeps_context)
         self.body: Callable[..., Any]
         self.fits: Callable[[Args], bool]
         if twin is None:

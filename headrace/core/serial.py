@@ -20,7 +20,6 @@ Never here: time, request ids, epochs' ends.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 from collections.abc import Callable, Generator
 from typing import Any
@@ -29,26 +28,32 @@ from headrace.core import order
 from headrace.core.bindings import Binding, Bindings
 from headrace.core.contexts import (
     Awaitable,
+    Doom,
     SerialContext,
     TrackedContext,
     Transaction,
     Untracked,
+    cannot_await,
     dead_transaction,
     serial_context,
+    too_deep,
     too_many_calls,
 )
+from headrace.core.decrees import DECREE, Interrupt
 from headrace.core.digests import UNCHANGED
 from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
+from headrace.core.lent import expire
 from headrace.core.program import Entry, Program
+from headrace.core.raised import Traces
 from headrace.core.signature import Args
 from headrace.core.state import State, Table
-from headrace.errors import Abort, Aborted, BadCall, FunctionFailed, HeadraceError, LimitReached, Poisoned
+from headrace.errors import Poisoned
 from headrace.wire.messages import Failure, Need
 from headrace.wire.values import HIGH, LOW, MISSING, Key, shown
 
-MESSAGE_CHARACTERS_MAX, NAME_CHARACTERS_MAX = 2_000, 200
 NOT_READ: Any = object()
+UNSEEN = Failure(Poisoned.code, Poisoned.__name__, "it runs again")  # of a run that is void
 
 Body = Callable[..., Any]
 
@@ -63,6 +68,7 @@ class SerialExecutor:
         self.transaction = Transaction(program.config.calls_max, program.config.transaction_bytes_max)
         self.dead = dead_transaction()
         self.raised_in: tuple[Binding, Key] | None = None  # the awaited call that raised, if any
+        self.traces = Traces()
         self.is_running = False
         self.tracked: TrackedExecutor | None = None  # for transactions that cannot run here
         self.kinds = {
@@ -70,6 +76,8 @@ class SerialExecutor:
             for name, operator in program.operators.items()
         }
         self.bindings = Bindings(program, state, self._bind)
+        self.keeping = [binding for binding in self.bindings.by_number if binding.entry.keeps_context]
+        self.kept: list[SerialContext] = []  # contexts of calls that have ended, or wait
         for binding in self.bindings.by_number:
             binding.bind(self._context(binding))
         self.references = max(map(references_of, self.bindings.by_number), default=0)
@@ -82,6 +90,17 @@ class SerialExecutor:
         epoch = self.transaction.epoch
         at = len(epoch.results)
         return epoch.tids[at] if at < len(epoch.tids) else 0
+
+    def doom_running(self) -> None:
+        """The transaction that runs now did not return in time: it aborts by decree, even if its function catches the
+        `Interrupt`. Another thread may call this, while the function is stopped in its own code."""
+        tracked = self.tracked
+        transaction = tracked.transaction if tracked is not None and tracked.is_running else self.transaction
+        epoch = transaction.epoch
+        row = len(epoch.results)
+        root = self.bindings.by_number[epoch.entries[row].number]
+        transaction.is_marked = True
+        transaction.doom = Doom(Poisoned(DECREE), root, epoch.keys[row])
 
     def _bind(self, entry: Entry, table: Table) -> Binding:
         binding = Binding(entry, table, self.program)
@@ -199,7 +218,23 @@ class SerialExecutor:
                     epoch.failures[len(results)] = failure
                     results.append(None)
         self.is_running = False
+        if self.keeping:
+            context = binding = None  # type: ignore[assignment]
+            self._call_in()
         return None
+
+    def _call_in(self) -> None:
+        """The epoch has run: contexts that functions may have kept raise from now on."""
+        for binding in self.keeping:
+            context, run = binding.context, binding.run
+            if context.key is not None:  # it was used
+                self.kept.append(context)
+                binding.bind(self._context(binding))
+                if run == self._give_up:
+                    binding.run = run
+        for context in self.kept:
+            expire(context)
+        self.kept.clear()
 
     def _run_tracked(self, epoch: Epoch, root: Binding) -> Need | None:
         """A transaction asked for what this executor does not track. From now on, those with this root are not tried
@@ -210,6 +245,7 @@ class SerialExecutor:
     def _tracked(self) -> TrackedExecutor:
         if self.tracked is None:
             self.tracked = TrackedExecutor(self.program, self.state, self.around)
+            self.tracked.traces = self.traces
         return self.tracked
 
     def _give_up(self, *args: Any) -> Any:
@@ -270,6 +306,8 @@ class SerialExecutor:
     def _keep_waiting(self, context: SerialContext) -> None:
         """A call keeps its context while it waits: the next call of the function gets another one."""
         if context._binding.context is context:
+            if context._binding.entry.keeps_context:
+                self.kept.append(context)
             context._binding.bind(self._context(context._binding))
 
     def _retire(self, context: SerialContext) -> None:
@@ -281,10 +319,10 @@ class SerialExecutor:
     def _check_await(self, context: SerialContext, awaited: Any, depth: int) -> None:
         transaction = self.transaction
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in transaction.unawaited:
-            raise BadCall(f"{context._binding.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+            raise cannot_await(context._binding.name, awaited)
         del transaction.unawaited[awaited]
         if depth >= self.depth_max:
-            raise LimitReached(f"calls nested deeper than {self.depth_max}")
+            raise too_deep(self.depth_max)
         if len(transaction.queue) >= transaction.calls_left:
             raise too_many_calls(self.program)
         transaction.calls_left -= 1
@@ -310,11 +348,13 @@ class SerialExecutor:
             (binding, key), self.raised_in = self.raised_in, None
         transaction = self.transaction
         if transaction.is_marked:
-            if transaction.needs is not None:  # it will not be seen
-                error = Untracked()
+            if transaction.needs is not None:
+                return UNSEEN
             if transaction.doom is not None:  # the limit was reached first
-                error, binding, key = transaction.doom
-        return Failure(*describe(error), binding.name, key)
+                raised, (error, binding, key) = error, transaction.doom
+                if type(raised) is Interrupt:  # it shows where the function was stopped
+                    error = type(error)(*error.args).with_traceback(raised.__traceback__)
+        return self.traces.failure(error, binding, key, transaction.epoch)
 
 
 drop_frames = BaseException.with_traceback  # with None: the frames in which it was raised are freed
@@ -354,7 +394,10 @@ class TrackedExecutor(SerialExecutor):
 
     def _context(self, binding: Binding, path: bytes = b"") -> TrackedContext:
         kind = TrackedContext if binding.operator.ttl_us is None else ExpiringTracked
-        return kind(self.bindings, self.transaction, binding, path, self.paths)
+        context = kind(self.bindings, self.transaction, binding, path, self.paths)
+        if binding.entry.keeps_context and path:
+            self.kept.append(context)
+        return context
 
     def run_row(self, epoch: Epoch, root: int) -> Need | None:
         """Run the next row, where all state is known; `root` is the number of its function."""
@@ -368,7 +411,7 @@ class TrackedExecutor(SerialExecutor):
     def walk(self, epoch: Epoch, binding: Binding) -> Walk:
         """Run the next row; `binding` is its root's, of this executor."""
         transaction, row = self.transaction, len(epoch.results)
-        transaction.epoch = epoch
+        transaction.epoch, self.is_running = epoch, True
         key, context = epoch.keys[row], self._context(binding, order.ROOT)
         transaction.bytes_left = transaction.limits[1]
         try:
@@ -391,7 +434,11 @@ class TrackedExecutor(SerialExecutor):
             epoch.failures[row] = failure
             epoch.results.append(None)
         finally:
+            self.is_running = False
             self.paths.clear()
+            for kept in self.kept:
+                expire(kept)
+            self.kept.clear()
         return None
 
     def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Generator[tuple[Binding, Key], None, Any]:
@@ -453,41 +500,3 @@ class TrackedExecutor(SerialExecutor):
         super()._check_await(context, awaited, depth)
         assert isinstance(context, TrackedContext)
         awaited.binding.bind(self._context(awaited.binding, context.path_of_awaited()))
-
-
-def describe(error: BaseException) -> tuple[str, str, str]:
-    """Code, type and message of any exception, even one that raises when it is inspected."""
-    kind = type(error)
-    try:
-        code, name, is_poisoned = named(kind)  # type: ignore[arg-type]  # types are hashable
-    except BaseException:
-        code, name, is_poisoned = code_of(kind), "Exception", issubclass(kind, MemoryError | RecursionError)
-    try:
-        text = str(error)
-        if type(text) is not str or len(text) > MESSAGE_CHARACTERS_MAX or not text.isascii():
-            text = fit(text, MESSAGE_CHARACTERS_MAX)
-    except BaseException:
-        text = "<an exception without a message>"
-    return (Poisoned.code, Poisoned.__name__, f"{name}: {text}") if is_poisoned else (code, name, text)
-
-
-def code_of(kind: type[BaseException]) -> str:
-    """A function raises `Abort` on purpose; anything else is a mistake in it."""
-    return Aborted.code if issubclass(kind, Abort) else FunctionFailed.code
-
-
-@functools.lru_cache(maxsize=256)
-def named(kind: type[BaseException]) -> tuple[str, str, bool]:
-    """Code and name of a type of exceptions, and whether they are caused by memory or stack."""
-    code, name = code_of(kind), "Exception"
-    with contextlib.suppress(BaseException):
-        code = kind.code if issubclass(kind, HeadraceError) and type(kind.code) is str else code
-    with contextlib.suppress(BaseException):
-        name = fit(kind.__name__, NAME_CHARACTERS_MAX)
-    return code, name, issubclass(kind, MemoryError | RecursionError)
-
-
-def fit(text: str, characters_max: int) -> str:
-    """Make a text bounded and valid."""
-    cut = text if len(text) <= characters_max else text[:characters_max] + "…"
-    return str.encode(cut, "utf-8", "replace").decode()

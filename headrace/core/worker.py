@@ -24,17 +24,19 @@ from headrace.config import Config
 from headrace.core import order
 from headrace.core.backend import MakeExecutor
 from headrace.core.channel import Channels
+from headrace.core.decrees import DECREE, decree
 from headrace.core.digests import net_sum
 from headrace.core.epoch import Epoch
 from headrace.core.events import Received, SetTimer, WorkerEffect, WorkerEvent
 from headrace.core.later.deferred import later_of
 from headrace.core.ordered.exchange import Caps, EpochPart
 from headrace.core.ordered.executor import OrderedExecutor
-from headrace.core.ordered.gathering import COORDINATOR, DECREE, Gathering, decree
+from headrace.core.ordered.gathering import COORDINATOR, Gathering
 from headrace.core.ordered.prediction import Template, owners_of_predicted, read_templates
 from headrace.core.ordered.progress import Progress
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
+from headrace.core.raised import with_few_traces
 from headrace.core.serial import SerialExecutor
 from headrace.core.shares import add_share, split_share
 from headrace.core.state import State, entities_of
@@ -470,6 +472,7 @@ class Worker(Gathering):
                     if tid in part.failures or tid in part.suspects:
                         results[at] = None
             changed = self.ordered.changes_of(part, self.state.tables if self.has_digests else self.program.deferring)
+            failures = with_few_traces(failures)
             progress.later = later_of(changed, self.program)
             digest = net_sum(changed) if self.has_digests else None
         ordered = self.ordered

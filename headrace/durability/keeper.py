@@ -34,7 +34,7 @@ from headrace.core.events import (
     Snapshot,
     StoreEvent,
 )
-from headrace.core.log_records import Retired
+from headrace.core.log_records import Note, Retired
 from headrace.core.snapshot_metadata import StoreMetadata
 from headrace.durability.log.records import ColumnRecord
 from headrace.durability.recovery import OpenedStore
@@ -165,6 +165,7 @@ class Keeper:
             for name, serve in (("log", self._serve_log), ("keeper", self._serve_background))
         ]
         self._is_broken = False
+        self._last = opened_store.log.last  # the last record that was handed over
         self._hurry = threading.Event()  # something waits for what is in `_background`
         for thread in self._threads:
             thread.start()
@@ -173,6 +174,7 @@ class Keeper:
         """Called by the core's thread, in the order of the effects."""
         match effect:
             case Append():
+                self._last = effect.number
                 self._records.put(self.store_work.encode(effect))
             case Check():
                 self._records.put(effect)
@@ -182,6 +184,13 @@ class Keeper:
             case Save(snapshot):
                 self._background.put(snapshot)
                 self._hurry.set()
+
+    def close_with(self, record: Note) -> bool:
+        """Make this record durable after all that was handed over, and close. Another thread than the core's may call
+        it, once the core's hands nothing over any more. Returns whether the record is durable."""
+        self.carry_out(Append(self._last + 1, record))
+        self.close()
+        return not self._is_broken
 
     def close(self) -> None:
         """Finishes all work that was handed over."""

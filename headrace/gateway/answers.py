@@ -42,6 +42,8 @@ def reply_in_json(reply: Reply) -> tuple[Any, int]:
         error = REFUSALS.get(failure.code, BadRequest)
         return answer | {"retry": error.retry}, error.http_status
     where = {"function": failure.function, "key": failure.key}
+    if failure.where is not None:
+        where["where"] = failure.where
     answer |= {"tid": reply.tid, "epoch": reply.epoch, "type": failure.type, "raised_in": where}
     return answer, status_of_abort(failure.code)
 

@@ -28,7 +28,8 @@ FAILED: Schema = {
     "code": {"type": "string", "description": "For programs."},
     "error": {"type": "string", "description": "For people."},
 }
-PLACE: Schema = {"type": "object", "properties": {"function": {"type": "string"}, "key": {}}}
+WHERE: Schema = {"type": "string", "description": "The file and the line of the app; not for `Abort`."}
+PLACE: Schema = {"type": "object", "properties": {"function": {"type": "string"}, "key": {}, "where": WHERE}}
 RAN: Schema = {"request_id": {"type": "string"}, "tid": {"type": "integer"}, "epoch": {"type": "integer"}}
 ANSWERS: dict[str, Schema] = {
     "ok": {"type": "object", "properties": {"status": {"const": "ok"}, **RAN, "result": {}}},

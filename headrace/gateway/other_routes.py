@@ -16,12 +16,15 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.requests import ClientDisconnect
 
-from headrace.errors import BadMessage, HeadraceError, TooLarge
+from headrace.errors import BadMessage, HeadraceError, Stopped, TooLarge
 from headrace.gateway.answers import json_encode, refusal_in_json
 from headrace.gateway.front import ClientLeft
 from headrace.gateway.openapi import describe
+from headrace.gateway.statuses import OK
 from headrace.runtime.driver import Driver
 from headrace.wire import codec
+
+UNHEALTHY = "A function is stuck, or the runtime has stopped: the error says why"
 
 
 class JsonRescale(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,10 +72,11 @@ def other_routes(runtime: Driver) -> FastAPI:
         """Counters."""
         return json(runtime.metrics())
 
-    @web.get("/health")
+    @web.get("/health", responses={Stopped.http_status: {"description": UNHEALTHY}})
     async def health() -> Response:
-        """Whether it serves."""
-        return json({"status": "ok"})
+        """Whether it serves: the status "ok", or what is wrong."""
+        told = runtime.health()
+        return json(told, OK if told["status"] == "ok" else Stopped.http_status)
 
     describe(web, program)
     return web

@@ -14,12 +14,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Never, Self, overload
 
 import msgspec
 
 from headrace.core.admission import KeywordCall
-from headrace.errors import REFUSALS, Aborted, BadRequest
+from headrace.errors import REFUSALS, Aborted, BadRequest, HeadraceError
 from headrace.model.operator import Function
 from headrace.model.type_variables import P, R
 from headrace.wire.messages import Answers, Failure, RequestIds, id_of
@@ -51,12 +52,16 @@ class Reply(msgspec.Struct, frozen=True):
 
     def unwrap(self) -> Any:
         """The result, or the failure as an exception."""
-        failure = self.failure
-        if failure is None:
+        if self.failure is None:
             return self.result
+        raise self.as_error(self.failure)
+
+    def as_error(self, failure: Failure, call: str = "") -> HeadraceError:
+        """The failure as an exception; its text begins with `call`."""
         if self.tid is None:
-            raise REFUSALS.get(failure.code, BadRequest)(failure.message)
-        raise Aborted(failure.type, failure.message, failure.function or "", failure.key, self.tid, failure.code)
+            return REFUSALS.get(failure.code, BadRequest)(call + failure.message)
+        where = (failure.function or "", failure.key, self.tid)
+        return Aborted(failure.type, failure.message, *where, failure.code, failure.where, call)
 
 
 class Replies(Sequence[Reply]):
@@ -64,6 +69,12 @@ class Replies(Sequence[Reply]):
 
     def __init__(self, answers: Answers, unseal: Callable[[Any], Any]) -> None:
         self.answers, self._unseal = answers, unseal
+        self._called: Callable[[int], tuple[Any, Any]] | None = None  # function and key of a row, if they are known
+
+    def naming(self, called: Callable[[int], tuple[Any, Any]]) -> Self:
+        """The same replies, which know the function and the key of each call."""
+        self._called = called
+        return self
 
     def __len__(self) -> int:
         return len(self.answers.tids)
@@ -95,8 +106,35 @@ class Replies(Sequence[Reply]):
     def committed(self) -> int:
         return len(self) - len(self.failures)
 
+    def raise_any(self) -> Self:
+        """Raise the first failure of the batch, with its row, function and key. If there is none, return the replies:
+        `client.batch(calls).raise_any().results`."""
+        if not self.failures:
+            return self
+        row = min(self.failures)
+        named = "" if self._called is None else f", {'{} of {}'.format(*self._shown(row))}"
+        others = len(self.failures) - 1
+        more = f", and {others} more failed" if others else ""
+        error = self[row].as_error(self.failures[row], f"row {row} of {len(self)}{named}{more}: ")
+        error.row = row
+        raise error
+
+    def _shown(self, row: int) -> tuple[str, str]:
+        assert self._called is not None
+        function, key = self._called(row)
+        name = function.full_name if isinstance(function, Function) else function
+        return name if isinstance(name, str) else shown(name), shown(key)
+
     def __repr__(self) -> str:
         return f"<{len(self)} replies: {self.committed} committed, {len(self.failures)} failed>"
+
+
+def called(calls: Sequence[Any], row: int) -> tuple[Any, Any]:
+    """The function and the key of a call in a batch."""
+    call = calls[row]
+    if isinstance(call, KeywordCall):
+        return call.function, call.key
+    return (call[0], call[1]) if isinstance(call, tuple | list) and len(call) >= 2 else (call, None)
 
 
 class Client(ABC):
@@ -136,12 +174,12 @@ class Client(ABC):
 
     def batch(self, calls: Sequence[Any]) -> Replies:
         """Run many calls, `(function, key, *args)` each, in this order. Each is its own transaction; a failed call does
-        not raise."""
-        return self._many(calls, wait=True).result()
+        not raise; `raise_any()` of the replies does."""
+        return self._many(calls, wait=True).result().naming(partial(called, calls))
 
     async def abatch(self, calls: Sequence[Any]) -> Replies:
         """The same, awaited."""
-        return await asyncio.wrap_future(self._many(calls, wait=False))
+        return (await asyncio.wrap_future(self._many(calls, wait=False))).naming(partial(called, calls))
 
     def _one(
         self, function: Any, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool

@@ -121,7 +121,7 @@ class Cluster(Driver):
             self.close()
             raise
         if self._broken is not None:
-            self._thread.join()
+            self._ended.wait()
             raise self._broken
 
     # --- for clients ---

@@ -35,6 +35,7 @@ from headrace.core.events import (
     Broken,
     Check,
     Keep,
+    LogFailures,
     Perform,
     Read,
     ReadResult,
@@ -54,6 +55,7 @@ from headrace.model.type_variables import Default, S
 from headrace.runtime.client import Client, Replies
 from headrace.runtime.clock import Clock, system_clock
 from headrace.runtime.externals import Externals
+from headrace.runtime.failure_log import FailureLog
 from headrace.wire.messages import Answers, Entities, RequestIds
 from headrace.wire.values import shown
 
@@ -69,6 +71,10 @@ PATIENCE_S_MAX = 3_600.0
 DRAIN_S = 0.005  # between two checks
 
 
+class GivenUp(BaseException):
+    """A signal for the driver's thread: another thread has ended the runtime meanwhile."""
+
+
 class Driver(ABC):
     """One core, one thread that drives it, any number of clients. A subclass provides the source of events, carries out
     its own kinds of effects, and calls `_begin` when it is set up."""
@@ -81,6 +87,7 @@ class Driver(ABC):
         ReadResult: "_give_state",
         SnapshotTaken: "_give_epoch",
         Perform: "_perform",
+        LogFailures: "_log_failures",
         Append: "_make_durable",
         Check: "_make_durable",
         Keep: "_make_durable",
@@ -100,6 +107,7 @@ class Driver(ABC):
         self._unanswered: dict[Future[Any], None] = {}
         self._broken: BaseException | None = None
         self._closed = False
+        self._ended = threading.Event()  # nothing is left to do, normally or by an error
         self._keeper: Keeper | None = None
         self._intake: Intake | None = None
         self.store_url: str | None = None
@@ -111,6 +119,7 @@ class Driver(ABC):
             self._keeper = Keeper(opened, self._tell)
         name = secrets.token_hex(8) if opened is None else str(opened.identity["cluster"])
         self._externals = Externals(app, core.program.values, name, self._tell)
+        self._failure_log = FailureLog()
         self._timer_us: int | None = None
         self._thread = threading.Thread(target=self._serve, name=f"headrace-{app.name}", daemon=True)
 
@@ -131,15 +140,22 @@ class Driver(ABC):
         if is_source:
             limit = max(limit, rows)  # it cannot be split: it waits until nothing else is pending
         if rows > limit:
-            raise TooLarge(f"a batch of {rows} calls exceeds the limit of {limit} pending calls: send smaller batches")
+            raise TooLarge(
+                f"a batch of {rows} calls is over the limit of {limit} pending calls (pending_transactions_max): send "
+                "smaller batches"
+            )
         if not is_source and 0 < self.config.request_ids_max < rows:
             kept = self.config.request_ids_max
-            raise TooLarge(f"a batch of {rows} calls, but only {kept} request ids are kept: send smaller batches")
+            raise TooLarge(
+                f"a batch of {rows} calls, but only {kept} request ids are kept (request_ids_max): send smaller batches"
+            )
         with self._room:
             self._check_alive()
             while self._pending + rows > limit:
                 if not wait:
-                    raise Overloaded(f"{self._pending} transactions are waiting, the limit is {limit}")
+                    raise Overloaded(
+                        f"{self._pending} transactions are waiting, the limit is {limit} (pending_transactions_max)"
+                    )
                 self._room.wait()
                 self._check_alive()
             self._pending += rows
@@ -203,9 +219,15 @@ class Driver(ABC):
 
     def wait(self) -> None:
         """Wait until the runtime is closed. If it stopped by itself, raise the error that stopped it."""
-        self._thread.join()
+        self._ended.wait()
         if self._broken is not None:
             raise self._broken
+
+    def health(self) -> dict[str, Any]:
+        """Whether requests are answered: the "status" is "ok", or says what is wrong."""
+        if self._broken is not None:
+            return {"status": "stopped", "error": str(self._broken) or repr(self._broken)}
+        return {"status": "closing" if self._closed else "ok"}
 
     @abstractmethod
     def metrics(self) -> dict[str, Any]:
@@ -217,8 +239,9 @@ class Driver(ABC):
             "this app runs in one process and cannot be rescaled: start it with --workers 2, or use a Cluster"
         )
 
-    def close(self) -> None:
-        """Finish what was submitted, then stop."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Finish what was submitted, then stop. With `patience_s`, a function that runs for longer than that is not
+        waited for."""
         if threading.current_thread() is self._thread:
             raise BadCall("a function cannot close its own runtime")
         with self._room:
@@ -227,7 +250,7 @@ class Driver(ABC):
                 self._queue.put(None)
                 self._wake()
             self._room.notify_all()
-        self._thread.join()
+        self._wait_for_end(patience_s)
         if self._intake is not None:
             self._intake.stop()
 
@@ -238,6 +261,9 @@ class Driver(ABC):
         self.close()
 
     # --- for subclasses ---
+
+    def _wait_for_end(self, patience_s: float | None) -> None:
+        self._ended.wait()
 
     def _open(self) -> None:
         """Called at the start of the thread."""
@@ -348,6 +374,9 @@ class Driver(ABC):
     def _perform(self, effect: Perform) -> None:
         self._externals.perform(effect)
 
+    def _log_failures(self, effect: LogFailures) -> None:
+        self._failure_log.write(effect)
+
     def _make_durable(self, effect: Append | Check | Keep | Save) -> None:
         assert self._keeper is not None
         self._keeper.carry_out(effect)
@@ -393,16 +422,23 @@ class Driver(ABC):
             while self._serve_once():
                 pass
             self._settle()
+        except GivenUp:
+            return  # another thread has ended the runtime
         except BaseException as error:  # a broken invariant: nothing after it can be trusted
             self._broken = error
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing is served any more: finish what was handed over, and fail the rest."""
+        try:
+            self._clean_up()
+            self._externals.close()
+            self._failure_log.sum_up()
+            if self._keeper is not None:
+                self._keeper.close()
         finally:
-            try:
-                self._clean_up()
-                self._externals.close()
-                if self._keeper is not None:
-                    self._keeper.close()
-            finally:
-                self._fail_the_rest()
+            self._fail_the_rest()
+            self._ended.set()
 
     def _fail_the_rest(self) -> None:
         reason = "the runtime is closed" if self._broken is None else f"the runtime stopped itself: {self._broken!r}"
@@ -443,9 +479,8 @@ class LocalClient(Client):
             raise BadRequest(f"{len(keys)} keys, but arguments for {len(args)}")
         if not set(map(type, args)) <= {tuple}:
             raise BadRequest("args must be a list of tuples, one for each key")
-        return self._send(
-            self._runtime.admission.admit_columns(FromClient(ids), function, list(keys), list(args)), wait=True
-        ).result()
+        batch = self._runtime.admission.admit_columns(FromClient(ids), function, list(keys), list(args))
+        return self._send(batch, wait=True).result().naming(lambda row: (function, keys[row]))
 
     def submit(self, ids: RequestIds, calls: Sequence[Any], wait: bool) -> Future[Replies]:
         for request_id in [ids] if isinstance(ids, str) else ids:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.core.events import Perform, Responded
-from headrace.core.serial import describe
+from headrace.core.raised import describe
 from headrace.errors import HeadraceError
 from headrace.model.app import App, External
 from headrace.wire.values import Values, shown

@@ -19,6 +19,7 @@ from headrace.core.coordinator import on_workers
 from headrace.core.engine import Engine
 from headrace.core.epoch import Epoch
 from headrace.core.events import Append, Appended, Check, Saved, Snapshot, Submit
+from headrace.core.log_records import Decree
 from headrace.core.origin import FromClient, FromSource
 from headrace.durability.identity import create_identity, identity_of
 from headrace.durability.keeper import PendingRecord, StoreWork
@@ -26,7 +27,7 @@ from headrace.durability.recovery import OpenedStore
 from headrace.errors import AppChanged, Fenced, LogBroken, SnapshotBroken, StoreError, WrongStore
 from headrace.sim.disk import Crashed, SimStore
 from headrace.sim.node import SimNode
-from headrace.wire.messages import RequestIds
+from headrace.wire.messages import Failure, RequestIds
 
 if TYPE_CHECKING:
     from headrace.config import Config
@@ -58,8 +59,10 @@ class CoordinatorProcess:
         self.background: list[Epoch | Snapshot | PendingRecord | None] = []  # None is a compaction
         self.records: dict[int, bytes] = {}  # not in the log yet
         self.is_writing = self.is_working = False
+        self.handed_over = 0  # the last record
         self.news_us = 0  # when the last event of the keeper arrives
         self.pause_in: int | None = None  # store operations until it is paused
+        self.reported: set[int] = set()  # TIDs whose failures were reported
         self.dies_in: tuple[int, str] | None = None  # store operations until it dies, and where in the last one
         self.power_in: int | None = None  # writes until power is lost, before they are synced
 
@@ -114,7 +117,7 @@ class CoordinatorProcess:
             world.probe("started with firings that had aborted")
         if world.workload.hooks.is_stuck:
             world.violate(f"{self.node.name} is stuck in its recovery, in a function that does not return")
-        self.store_work = StoreWork(opened_store)
+        self.store_work, self.handed_over = StoreWork(opened_store), opened_store.log.last
         world.archive.take_over(self, opened_store)
         self.node.core = core
 
@@ -171,11 +174,26 @@ class CoordinatorProcess:
     # --- what the core wants durable ---
 
     def append(self, effect: Append) -> bytes:
+        self.handed_over = effect.number
         written = self.store_work.encode(effect)
         self.records[effect.number] = written.data
         self.appends.append(written)
         self._soon_write()
         return written.data
+
+    def give_up(self, tid: int, failure: Failure) -> None:
+        """What production's watchdog does with a function that cannot be interrupted: it has the decree written, after
+        all that was handed over, and the process ends."""
+        if self.is_alive:
+            self.append(Append(self.handed_over + 1, Decree({tid: failure})))
+            self._end_when_written()
+
+    def _end_when_written(self) -> None:
+        if self.is_writing:
+            self.world.after(200, self._end_when_written)
+        else:
+            self.world.probe("engines given up")
+            self.world.end(self)
 
     def check(self, check: Check) -> None:
         self.appends.append(check)

@@ -31,6 +31,7 @@ class SimNode:
         self.name = f"{process.number}:{number}.{incarnation}"
         self.is_alive = True
         self.is_paused = False
+        self.is_stuck = False  # it is in a function that does not return
         self.backlog: list[Any] = []  # what came while it was paused
         self.timer = 0  # the number of the timer that counts
         self.crash_in: int | None = None  # effects until it crashes

@@ -113,7 +113,7 @@ class Oracle:
         """Counts one more call."""
         self.calls += 1
         if self.calls > self.calls_max:
-            self.fail(LimitReached(f"more than {self.calls_max} calls in one transaction"), where)
+            self.fail(LimitReached(f"more than {self.calls_max} calls in one transaction (calls_max)"), where)
 
     def fail(self, error: BaseException, where: Where) -> None:
         self.failure = self.failure or (type(error).__name__, str(error), *where)
@@ -133,7 +133,7 @@ class OracleCall:
         oracle, depth = self.made_by.oracle, self.made_by.depth
         del oracle.unawaited[self]
         if depth >= oracle.depth_max:
-            oracle.fail(LimitReached(f"calls nested deeper than {oracle.depth_max}"), self.made_at)
+            oracle.fail(LimitReached(f"calls nested deeper than {oracle.depth_max} (depth_max)"), self.made_at)
         oracle.count(self.made_at)
         if oracle.failure is not None:
             raise Undone

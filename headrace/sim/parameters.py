@@ -90,8 +90,6 @@ class Parameters:
         config = self.config
         if self.faults.new_limits and chance < 0.7:
             config = dataclasses.replace(config, calls_max=calls, depth_max=depth)
-        if not workers and self.faults.misbehaviour:  # an engine would never return from a function that does not
-            workers = 1
         return config, min(workers, 1 if mode == "serial" else config.shards), mode
 
     def described(self) -> dict[str, Any]:
@@ -238,7 +236,7 @@ def draw(seed: int) -> Parameters:
     limits |= {name: chosen[name] for name in tiny} | draw_snapshots(seed)
     mode, workers = rng.choice(MODES), rng.choice((1, 2, 2, 3, 3, 4, 5))
     if is_engine:
-        faults = dataclasses.replace(faults, misbehaviour=False, rescales=0)
+        faults = dataclasses.replace(faults, rescales=0)
     workload = draw_workload(seed, store, rng.choice(WORKLOADS))
     workload = "versions" if draw_versions(seed, store) else workload
     if workload == "outside" and faults != Faults():

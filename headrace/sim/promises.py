@@ -128,6 +128,8 @@ class Archive:
             if tid <= last and call not in self.responses:
                 self.world.violate(f"{who} answers TID {last}, and the response to {call} is not in the durable log")
         for at, failure in answers.failures.items():
+            if failure.trace is not None:
+                self.world.violate(f"{who} answers TID {answers.tids[at]} with the frames of a traceback")
             if failure.code == Poisoned.code and answers.tids[at] not in self.decrees:
                 self.world.violate(f"{who} answers TID {answers.tids[at]}, of which the durable log has no decree")
 

@@ -284,6 +284,7 @@ class Simulation:
             if row.status == "aborted" and row.failure is not None:
                 probes[f"failure {row.failure.code}"] += 1
         probes["repeated answers"] = world.history.repeats
+        probes["functions interrupted in an engine"] = self.workload.hooks.interrupted
         for process in world.processes:
             if process.core is not None and process.wanted_workers:
                 seen = process.core.backend.metrics()

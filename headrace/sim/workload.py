@@ -6,10 +6,13 @@ import random
 from abc import ABC, abstractmethod
 from typing import Any
 
+from headrace.core.decrees import Interrupt, chances, decree, is_known
+from headrace.core.local import LocalBackend
 from headrace.core.program import Program
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint
 from headrace.sim.oracle import Oracle
+from headrace.wire.messages import Failure
 
 Call = tuple[Any, ...]  # (function, key, *args)
 
@@ -19,29 +22,45 @@ class Spin(BaseException):
 
 
 class Hooks:
-    """How a function tells the world that it overruns."""
+    """How a function tells the world that it overruns. On a worker, that is the end of the worker. In an engine, it is
+    interrupted, or it is the end of the process."""
 
     def __init__(self) -> None:
         self.worker: Any = None  # the worker of this step; None while the oracle or an engine runs functions
+        self.engine: LocalBackend | None = None  # the engine of this step, if it runs functions itself
+        self.may_end = False  # whether the engine's process may end: there is a store
+        self.decree: Failure | None = None  # that ends the function which overran in an engine
+        self.interrupted = 0  # functions, in engines
         self.spun: int | None = None  # the TID of the function that overran in this step
         self.is_stuck = False  # a function overran, and there was no worker to stop
         self.has_dawdled = False  # a function might have overrun
         self.chance = random.Random(0)
         self.patience = 6  # how often functions overrun in a run: each time all since the last copy is run again
 
-    def watch(self, worker: Any) -> None:
+    def watch(self, worker: Any, engine: LocalBackend | None = None, may_end: bool = False) -> None:
         self.worker, self.spun, self.is_stuck = worker, None, False
+        self.engine, self.may_end = engine, may_end
 
     def spin(self) -> None:
-        if self.worker is not None and self.spun is None:
+        running = None if self.engine is None else self.engine.running()
+        if running is not None and self.spun is None:
+            if not is_known(running.epoch, running.row) and not (self.may_end and self.chance.random() < 0.4):
+                self.interrupted += 1
+                running.executor.doom_running()
+                raise Interrupt
+            self.spun, self.decree = running.tid, decree(running.epoch, running.row)
+        elif self.worker is not None and self.spun is None:
             self.spun = self.worker.running
-        self.is_stuck = self.worker is None
+        self.is_stuck = self.worker is None and self.engine is None
         raise Spin
 
     def dawdle(self) -> None:
         """The same call overruns only sometimes: the decree that aborts it must be remembered."""
         self.has_dawdled = True
-        if self.worker is not None and self.patience and self.chance.random() < 0.6:
+        running = None if self.engine is None else self.engine.running()
+        tries = 1 if running is None else chances(running.epoch)
+        is_watched = self.worker is not None or (running is not None and not is_known(running.epoch, running.row))
+        if is_watched and self.patience and self.chance.random() < 0.6**tries:
             self.patience -= 1
             self.spin()
 

@@ -27,6 +27,7 @@ from headrace.core.events import (
     Append,
     Check,
     Keep,
+    LogFailures,
     Lost,
     Overran,
     Perform,
@@ -271,14 +272,15 @@ class World:
 
     def step(self, node: SimNode, event: Any) -> None:
         """An event of None is the start of a coordinator."""
-        if not node.is_alive:
+        if not node.is_alive or node.is_stuck:
             return
         if node.is_paused:
             node.backlog.append(event)
             return
         node.timer += 1
         core, hooks = node.core, self.workload.hooks
-        hooks.watch(core if node.number else None)
+        is_alone = not node.number and not node.process.wanted_workers
+        hooks.watch(core if node.number else None, core.backend if is_alone else None, self.is_durable)
         try:
             now_us = node.clock.read(self.now_us)
             effects = core.start(now_us) if event is None else core.step(now_us, event)
@@ -386,11 +388,15 @@ class World:
             self.step(node.process.node, Lost(node.number))
 
     def _get_stuck(self, node: SimNode, tid: int) -> None:
-        """A function does not return: after a while the driver stops the worker."""
-        self.fault("overruns")
-        node.is_alive = False
+        """A function does not return: after a while the driver stops the worker, or gives up an engine."""
+        self.fault("overruns" if node.number else "overruns of an engine")
         self.note(f"{node.name} is stuck in TID {tid}")
-        self.after(node.process.config.wall_limit_us, self._stop_stuck, node, tid)
+        if node.number:
+            node.is_alive = False
+            self.after(node.process.config.wall_limit_us, self._stop_stuck, node, tid)
+        else:
+            node.is_stuck = True  # its threads that write to the store go on
+            self.after(node.process.config.wall_limit_us, node.process.give_up, tid, self.workload.hooks.decree)
 
     def _stop_stuck(self, node: SimNode, tid: int) -> None:
         if node.process.workers.get(node.number) is node:
@@ -525,6 +531,16 @@ class World:
 
     # --- the outside world ---
 
+    def _log_failures(self, node: SimNode, effect: Any) -> bytes:
+        """A failure is reported once by a process, with its place in the app and its trace."""
+        reported = node.process.reported
+        for run in effect.runs:
+            if run.tid in reported or not run.failure.trace or run.failure.where.startswith("/"):
+                self.violate(f"{node.name} reports the failure of TID {run.tid} again, or without its trace and place")
+            reported.add(run.tid)
+        self.probe("failures reported")
+        return b"%d" % len(effect.runs)
+
     def _perform(self, node: SimNode, effect: Any) -> bytes:
         """The outside world answers differently each time: a recovery must use the response in the log."""
         rng = self.outside_rng
@@ -553,6 +569,7 @@ EFFECTS: dict[type, Callable[[World, SimNode, Any], bytes]] = {
     Keep: World._keep,
     Save: World._save,
     Perform: World._perform,
+    LogFailures: World._log_failures,
 }
 
 

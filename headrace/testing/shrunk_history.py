@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from headrace.core.events import LogFailures
 from headrace.errors import HeadraceError, NotDeterministic
 from headrace.model.app import App
 from headrace.sim.check import Reference
@@ -96,12 +97,19 @@ def steps_of(log: Reference, until: int) -> list[HistoryStep]:
     return [*steps, CrashStep()]
 
 
+class QuietRuntime(TestRuntime):
+    """Runs the same failures many times, and logs none."""
+
+    def _log_failures(self, effect: LogFailures) -> None:
+        pass
+
+
 def judge(
     app: App, invariants: Sequence[Invariant], steps: Sequence[HistoryStep], externals: Mapping[str, Any]
 ) -> HistoryVerdict | None:
     """Run the steps. None if nothing is wrong after any of them."""
     aborts: dict[int, str] = {}
-    with TestRuntime(app, externals=externals) as runtime:
+    with QuietRuntime(app, externals=externals) as runtime:
         for at, step in enumerate(steps):
             try:
                 match step:

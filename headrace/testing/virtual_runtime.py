@@ -33,6 +33,7 @@ from headrace.errors import BadCall, BadRequest, LimitReached, ModelError, Stopp
 from headrace.model.app import App
 from headrace.model.fingerprint import Fingerprint
 from headrace.runtime.driver import Driver
+from headrace.runtime.failure_log import FailureLog
 from headrace.sim.disk import Disk, SimStore
 from headrace.testing.fakes import FakeExternal, FakeExternals
 from headrace.wire.values import shown
@@ -86,6 +87,7 @@ class TestRuntime(Driver):
         self.crashes = 0
         opened, engine = self._open_engine(app, config)
         super().__init__(app, config, engine, lambda: self._now_us)
+        self._failure_log = FailureLog(lambda: self._now_us / 1e6)
         self._work = StoreWork(opened)
         self._fakes = FakeExternals(app, self._program.values, externals or {}, self._events.append)
         self._begin()
@@ -207,7 +209,9 @@ class TestRuntime(Driver):
     def wait(self) -> None:
         """Nothing runs by itself: there is nothing to wait for."""
 
-    def close(self) -> None:
+    def close(self, patience_s: float | None = None) -> None:
+        if not self._closed:
+            self._failure_log.sum_up()
         self._closed = True
 
     # --- steps ---

@@ -22,15 +22,28 @@ def id_of(ids: RequestIds, row: int) -> str:
     return f"{ids}/{row}" if isinstance(ids, str) else ids[row]
 
 
-class Failure(msgspec.Struct, frozen=True, gc=False):
+class TracedError(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An exception and the frames that it passed, outermost first: file, line, function. A frame without a file says
+    how many were left out."""
+
+    type: str
+    message: str
+    frames: list[tuple[str, int, str]]
+
+
+class Failure(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Why there is no result. `code` is for programs, `type` and `message` are the exception's, `function` and `key`
-    say where it was raised (None if nothing ran)."""
+    say where it was raised (None if nothing ran), `where` is the file and the line in the app's own code (None for the
+    app's own `Abort`). `trace` is for the log: the engine takes it out before a failure is stored or sent to a
+    client."""
 
     code: str
     type: str
     message: str
     function: str | None = None
     key: Any = None
+    where: str | None = None
+    trace: list[TracedError] | None = None
 
 
 class Calls(msgspec.Struct, frozen=True, tag="calls", forbid_unknown_fields=True, omit_defaults=True):

@@ -107,7 +107,8 @@ class Values:
             return value
         if kind is str:
             if len(value) > self.bytes_max:
-                raise TooLarge(f"a str of {len(value)} characters is over the limit of {self.bytes_max} bytes")
+                what = f"a str of {len(value)} characters"
+                raise TooLarge(f"{what} is over the limit of {self.bytes_max} bytes (value_bytes_max)")
             if not value.isascii():
                 self._check_unicode(value)
             return value
@@ -130,7 +131,7 @@ class Values:
         except UnicodeEncodeError as error:
             raise BadValue(f"a str that is not valid Unicode: {error.reason}") from None
         if length > self.bytes_max:
-            raise TooLarge(f"a str of {length} bytes is over the limit of {self.bytes_max}")
+            raise TooLarge(f"a str of {length} bytes is over the limit of {self.bytes_max} (value_bytes_max)")
 
     def encode(self, value: Any) -> bytes:
         """Encode any value as bytes, scalars too."""
@@ -142,12 +143,13 @@ class Values:
         except BadValue as error:
             raise BadValue(f"{self._culprit(value)}: {error}") from None
         if len(data) > self.bytes_max:
-            raise TooLarge(f"a {type(value).__name__} of {len(data)} bytes is over the limit of {self.bytes_max}")
+            what = f"a {type(value).__name__} of {len(data)} bytes"
+            raise TooLarge(f"{what} is over the limit of {self.bytes_max} (value_bytes_max)")
         return data
 
     def decode(self, data: bytes) -> Any:
         if len(data) > self.bytes_max:
-            raise TooLarge(f"{len(data)} bytes are over the limit of {self.bytes_max}")
+            raise TooLarge(f"{len(data)} bytes are over the limit of {self.bytes_max} (value_bytes_max)")
         try:
             if is_native(data):
                 return self._from_native(data)
@@ -176,13 +178,13 @@ class Values:
         kind = type(value)
         room[0] -= len(value) + 1 if kind is bytes or kind is str else 1
         if room[0] < 0:
-            raise TooLarge(f"a value is over the limit of {self.bytes_max} bytes")
+            raise TooLarge(f"a value of more than {self.bytes_max} bytes is over the limit (value_bytes_max)")
         if kind in KEPT or kind is bytes:
             return value
         if kind is int or kind is str:
             return self.seal(value)
         if depth >= self.depth_max:
-            raise BadValue(f"nested deeper than {self.depth_max}")
+            raise BadValue(f"nested deeper than {self.depth_max} (value_depth_max)")
         depth += 1
         if kind is dict:
             return {self._lower_key(key): self._lower(item, depth, room) for key, item in value.items()}
@@ -195,7 +197,7 @@ class Values:
             text = to_text(value).encode()
             room[0] -= len(text)
             if room[0] < 0:
-                raise TooLarge(f"a value is over the limit of {self.bytes_max} bytes")
+                raise TooLarge(f"a value of more than {self.bytes_max} bytes is over the limit (value_bytes_max)")
             return Ext(code, text)
         if kind is datetime.datetime:
             return Ext(DATETIME, self._encode(lower_datetime(value)))
@@ -397,7 +399,7 @@ def check_key(key: Any, bytes_max: int) -> None:
         advice = ": use str(...)" if kind in AS_TEXT else ""
         raise BadKey(f"a key must be a str, an int or bytes, not {shown(key)} ({kind.__name__}){advice}")
     if size > bytes_max:
-        raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max}: {shown(key)}")
+        raise BadKey(f"a key of {size} bytes is over the limit of {bytes_max} (key_bytes_max): {shown(key)}")
 
 
 def record_of(cls: type) -> RecordType:

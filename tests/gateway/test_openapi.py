@@ -45,6 +45,7 @@ def test_the_file_is_valid_and_has_every_route(openapi: dict[str, Any]) -> None:
     validate(openapi)
     routes = {"/v1/call", "/v1/batch", "/v1/state/{operator}", "/v1/rescale", "/v1/snapshot", "/v1/app"}
     assert routes | {"/metrics", "/health"} == set(openapi["paths"])
+    assert {"200", "503"} == set(openapi["paths"]["/health"]["get"]["responses"])
 
 
 def test_every_function_is_described_with_its_parameters(served: ServedApp, openapi: dict[str, Any]) -> None:

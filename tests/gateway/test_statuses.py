@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace import Config, Runtime, errors
+from headrace import App, Config, Runtime, errors
 from headrace.errors import REFUSALS, HeadraceError
 from headrace.gateway.server import gateway
 from headrace.gateway.statuses import ABORTED, status_of_abort, table
@@ -20,7 +20,7 @@ from tests.gateway.asked import Asked, ask_front
 NOT_ANSWERED = {
     *("headrace_error", "bad_model", "unreachable", "java_missing", "connector_missing", "bad_stream"),
     *("store_error", "object_missing", "store_full", "wrong_store", "log_broken", "snapshot_broken"),
-    *("fenced", "app_changed", "not_deterministic"),
+    *("fenced", "app_changed", "not_deterministic", "stuck"),
 }
 
 
@@ -73,7 +73,26 @@ def test_each_outcome_of_a_call_has_its_own_status(
         assert (answer.status, answer.body.get("code"), answer.body.get("type")) == (status, code, kind)
         assert answer.body["status"] == ("ok" if status == 200 else "aborted")
         if status != 200:
+            where = answer.body["raised_in"].pop("where", None)
             assert answer.body["raised_in"] == {"function": function, "key": "a"}
+            assert where is None if code == "aborted" else is_in(runtime.app, function, where)
+
+
+def is_in(app: App, function: str, where: str) -> bool:
+    """Whether this is a file and a line of the function."""
+    operator, _, name = function.partition(".")
+    lines, first = inspect.getsourcelines(app.operators[operator].functions[name].body)
+    file, _, line = where.partition(":")
+    return file == "tests/gateway/shop.py" and first <= int(line) < first + len(lines)
+
+
+def test_health_is_503_unless_requests_are_answered() -> None:
+    with Runtime(shop.app) as runtime:
+        front = gateway(runtime)
+        answer = asyncio.run(ask_front(front, "GET", "/health"))
+        assert (answer.status, answer.body) == (200, {"status": "ok"})
+    answer = asyncio.run(ask_front(front, "GET", "/health"))
+    assert (answer.status, answer.body) == (503, {"status": "closing"})
 
 
 @pytest.mark.parametrize(

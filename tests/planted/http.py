@@ -31,7 +31,7 @@ MISTAKES = (
     ),
     Mistake(
         "Each outcome of a call has its own status: an app's abort, a bug, a limit, a failed external call.",
-        "headrace/core/serial.py",
+        "headrace/core/raised.py",
         "    return Aborted.code if issubclass(kind, Abort) else FunctionFailed.code\n",
         "    return Aborted.code\n",
     ),

@@ -26,14 +26,20 @@ MISTAKES = (
     Mistake(
         "The bytes of a transaction's values are limited, even if the function catches the error.",
         "headrace/core/contexts.py",
-        'return self.doomed(LimitReached(f"values of more than {limit} bytes in one transaction"))',
-        'return LimitReached(f"values of more than {limit} bytes in one transaction")',
+        "        return self.doomed(\n            LimitReached(",
+        "        return (\n            LimitReached(",
     ),
     Mistake(
         "A function that exhausts memory or the stack aborts, with the code `poisoned`.",
-        "headrace/core/serial.py",
+        "headrace/core/raised.py",
         "    return code, name, issubclass(kind, MemoryError | RecursionError)",
         "    return code, name, issubclass(kind, MemoryError)",
+    ),
+    Mistake(
+        "The message about a limit names the size and the setting.",
+        "headrace/core/contexts.py",
+        " calls in one transaction (calls_max)",
+        " calls in one transaction",
     ),
     Mistake(
         "A setting out of its range is refused by name.",

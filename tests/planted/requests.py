@@ -37,6 +37,12 @@ MISTAKES = (
         "if ids in self.stems:",
     ),
     Mistake(
+        "`raise_any` raises the first failure of a batch, with its row, function and key.",
+        "headrace/runtime/client.py",
+        "row = min(self.failures)",
+        "row = max(self.failures)",
+    ),
+    Mistake(
         "One request id from many threads runs once.",
         "headrace/core/ledger.py",
         "if row is None or row < self.epochs[0].first:",

@@ -54,6 +54,48 @@ MISTAKES = (
         ),
     ),
     Mistake(
+        "A function that never returns is interrupted, and its transaction aborts by decree, even if it catches that.",
+        "headrace/core/serial.py",
+        "        transaction.doom = Doom(Poisoned(DECREE), root, epoch.keys[row])\n",
+        "",
+    ),
+    Mistake(
+        "The decree that aborts it is in the log before its answer leaves.",
+        "headrace/core/engine.py",
+        "        if poisoned.keys() - epoch.decreed.keys():\n",
+        "        if False:\n",
+    ),
+    Mistake(
+        "What cannot be interrupted ends the runtime, and the next start goes on after it.",
+        "headrace/runtime/inprocess.py",
+        "if not keeper.close_with(Decree({tid: decree(epoch, row)})):",
+        "if keeper.close():  # type: ignore[func-returns-value]",
+    ),
+    Mistake(
+        "Then `headrace run` starts itself again, in the same process.",
+        "headrace/cli/serve.py",
+        "        start_again(spare, stuck)\n",
+        "        raise\n",
+    ),
+    Mistake(
+        "A loop that is in the log without its decree is stopped in the replay.",
+        "headrace/core/decrees.py",
+        "    return REPLAY_CHANCES if epoch.is_replayed else 1\n",
+        "    return 1 << 62 if epoch.is_replayed else 1\n",
+    ),
+    Mistake(
+        "Health tells that a function is stuck, and that the runtime has stopped.",
+        "headrace/runtime/inprocess.py",
+        "running is None or self._watchdog.ran_s <= self._watchdog.limit_s:",
+        "running is not None or self._watchdog.ran_s <= self._watchdog.limit_s:",
+    ),
+    Mistake(
+        "A signal ends `headrace run` within seconds while a function loops.",
+        "headrace/cli/serve.py",
+        "stack.callback(runtime.close, CLOSE_PATIENCE_S)",
+        "stack.callback(runtime.close)",
+    ),
+    Mistake(
         "A broken invariant stops the runtime, and every waiting caller gets an error.",
         "headrace/runtime/driver.py",
         "rest: list[Future[Any]] = list(self._unanswered)",

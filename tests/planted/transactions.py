@@ -54,6 +54,32 @@ MISTAKES = (
         "self.raised_in = None",
     ),
     Mistake(
+        "A reply names the file and the line of the app's code that failed, relative to the app's folder.",
+        "headrace/core/raised.py",
+        "            file, line = its, raised.tb_lineno\n",
+        "            file, line = its, code.co_firstlineno\n",
+    ),
+    Mistake(
+        "The traceback of a failure is reported when it is final, once; runs that are repaired are silent.",
+        "headrace/core/coordinator.py",
+        "        flight.idle[worker] = idle\n",
+        "        flight.idle[worker] = idle\n"
+        "        from headrace.core.events import FailedRun\n\n"
+        "        self.engine.failed += [FailedRun('', tid, idle.epoch, why) for tid, why in idle.failures.items()]\n",
+    ),
+    Mistake(
+        "A replay reports no failure again.",
+        "headrace/core/engine.py",
+        "            if epoch.is_replayed:\n                continue\n",
+        "",
+    ),
+    Mistake(
+        "A context that is used after its call raises, once the epoch of the call has run.",
+        "headrace/core/lent.py",
+        "        context.__class__ = expired(kind)\n",
+        "        expired(kind)\n",
+    ),
+    Mistake(
         "A caller can neither catch what a callee raised, nor write after it.",
         "headrace/core/serial.py",
         "            raise\n\n    def _break_off(",

@@ -35,6 +35,7 @@ from headrace.core.ordered.chains import (
 from headrace.core.ordered.prediction import Predictions
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
+from headrace.core.raised import TRIED_TRACES_MAX, Traces
 from headrace.core.signature import Args
 from headrace.wire import messages as wire
 from headrace.wire.messages import (
@@ -85,6 +86,7 @@ class EpochPart:
         self.at = 0  # the next row
         self.calls: dict[int, Any] = {}  # TID -> its only call here, or its calls in turn, or its calls by place
         self.failures: dict[int, dict[tuple[bytes, int], Failure]] = {}  # of own roots: by place and worker
+        self.traces = Traces(TRIED_TRACES_MAX)
         self.spread: set[int] = set()  # own roots' transactions that reached other workers, not by prediction
         self.suspects: set[int] = set()  # TIDs that wait until all below is final, then are gathered
         self.held: set[int] = set()  # suspects whose repairs did not end
@@ -352,6 +354,8 @@ class Exchange(ABC):
             del part.calls[tid]
             for call in calls.values():
                 self._remove(part, call)
+                if call.failure is not None:
+                    part.traces.release(call.failure)
         for of_tid in (part.failures, part.bytes, part.queued, part.touched, part.vain_of):
             for tid in tids if of_tid else ():
                 of_tid.pop(tid, None)
@@ -395,8 +399,26 @@ class Exchange(ABC):
             self._queue(call)
         return None
 
+    def _note_failed(self, part: EpochPart, call: Call, place: bytes, failure: Failure) -> None:
+        """A call failed, and may have failed before."""
+        if call.failure is not None:
+            if call.failed_at == place and same_failure(call.failure, failure):
+                part.traces.release(failure)
+                return
+            if call.failed_at != place:
+                self._mend(part, call)
+            else:
+                part.traces.release(call.failure)
+        tid, call.failure, call.failed_at = call.order[0], failure, place
+        if part.owner(tid) == self.me:
+            self.failed(part, tid, place, self.me, failure)
+        else:
+            self.tell(part, part.owner(tid), wire.Failed(tid, place, failure))
+
     def _mend(self, part: EpochPart, call: Call) -> None:
         """A call that failed no longer fails."""
+        assert call.failure is not None
+        part.traces.release(call.failure)
         tid, place, call.failure = call.order[0], call.failed_at, None
         if part.owner(tid) == self.me:
             self.mended(part, tid, place, self.me)
@@ -490,4 +512,5 @@ def by_number(queue: list[Any]) -> dict[int, Made]:
 
 
 def same_failure(one: Failure, other: Failure) -> bool:
-    return (one.code, one.type, one.message) == (other.code, other.type, other.message)
+    """As its reply shows it."""
+    return (one.code, one.type, one.message, one.where) == (other.code, other.type, other.message, other.where)

@@ -21,6 +21,7 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.core.channel import Channels
+from headrace.core.decrees import decree
 from headrace.core.epoch import Epoch
 from headrace.core.ordered.chains import Call, locate, value_before
 from headrace.core.ordered.exchange import EpochPart
@@ -30,11 +31,10 @@ from headrace.core.ordered.stretch import Entity, Stretch
 from headrace.core.program import Program
 from headrace.core.shares import add_share
 from headrace.core.state import State
-from headrace.errors import BadMessage, Poisoned
+from headrace.errors import BadMessage
 from headrace.wire.messages import (
     PART_BYTES_MAX,
     Entities,
-    Failure,
     Gather,
     Gathered,
     Installed,
@@ -48,7 +48,6 @@ from headrace.wire.messages import (
 from headrace.wire.values import MISSING, size_of
 
 COORDINATOR = 0
-DECREE = "the function did not return in time: its worker was stopped, and the transaction aborts by decree"
 HINTS_MAX = 10_000  # entities requested in advance, because the last stretch used them
 
 
@@ -291,11 +290,6 @@ class Gathering(ABC):
         if type(chain) is not list:
             return chain.seen if chain.order[0] >= tid else self.state.tables[operator].get(key)
         return value_before(chain, locate(chain, (tid, b"")), tid, self.ordered.aborted)
-
-
-def decree(epoch: Epoch, row: int) -> Failure:
-    """The failure of a transaction that aborts by decree."""
-    return Failure(Poisoned.code, Poisoned.__name__, DECREE, epoch.entries[row].name, epoch.keys[row])
 
 
 def stretch_of(part: EpochPart, gather: Gather) -> range:

@@ -19,7 +19,7 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.core import order
-from headrace.core.contexts import Awaitable, OrderedContext, Transaction, dead_transaction
+from headrace.core.contexts import Awaitable, OrderedContext, Transaction, cannot_await, dead_transaction, too_deep
 from headrace.core.later.expiring import ExpiringOrdered
 from headrace.core.ordered.chains import (
     NOT_YET,
@@ -38,14 +38,12 @@ from headrace.core.ordered.chains import (
     same_call,
     value_before,
 )
-from headrace.core.ordered.exchange import EpochPart, Exchange, by_number, same_failure
+from headrace.core.ordered.exchange import EpochPart, Exchange, by_number
 from headrace.core.placement import ShardMap
 from headrace.core.program import Program
-from headrace.core.serial import describe
 from headrace.core.state import State
-from headrace.errors import BadCall, LimitReached
-from headrace.wire.messages import Failed, Failure
-from headrace.wire.values import HIGH, LOW, MISSING, Key, same, shown, size_of
+from headrace.errors import LimitReached
+from headrace.wire.values import HIGH, LOW, MISSING, Key, same, size_of
 
 NESTED_MAX = 16
 
@@ -448,7 +446,7 @@ class Repair(Exchange):
     ) -> None:
         tid = call.order[0]
         self.running = tid  # the next lines may run user code: an exception's text, a `finally`
-        failure = Failure(*describe(error), call.binding.name, call.key)
+        failure = part.traces.failure(error, call.binding, call.key)
         transaction = self.transaction
         if isinstance(error, RecursionError | MemoryError | LimitReached):
             part.suspects.add(tid)  # only a run alone shows whether the stack suffices, or which limit is first
@@ -474,18 +472,7 @@ class Repair(Exchange):
             call.frame.is_running = False
             self._trim(call.frame)
             self._take_back(part, call, call.frame, n)
-        place = record.order[1]
-        if call.failure is not None:
-            if call.failed_at == place and same_failure(call.failure, failure):
-                return
-            if call.failed_at != place:
-                self._mend(part, call)
-        call.failure, call.failed_at = failure, place
-        owner = part.owner(tid)
-        if owner == self.me:
-            self.failed(part, tid, place, self.me, failure)
-        else:
-            self.tell(part, owner, Failed(tid, place, failure))
+        self._note_failed(part, call, record.order[1], failure)
 
     # --- coroutines that wait -----------------------------------------------------------------------------------------
 
@@ -493,12 +480,12 @@ class Repair(Exchange):
         transaction = self.transaction
         unawaited = transaction.unawaited
         if type(awaited) is not Awaitable or awaited.made_by is not context or awaited not in unawaited:
-            raise BadCall(f"{call.binding.name} awaits {shown(awaited)}; it may await its own ctx.call(...), once")
+            raise cannot_await(call.binding.name, awaited)
         del unawaited[awaited]
         if not unawaited and transaction.doom is None and transaction.bytes_left == self.bytes_max:
             transaction.is_marked = False  # only the call awaited now had marked it
         if call.caller is not None and call.caller[2] >= self.depth_max:
-            raise LimitReached(f"calls nested deeper than {self.depth_max}")
+            raise too_deep(self.depth_max)
 
     def _await(self, part: EpochPart, call: Call, frame: AwaitFrame, n: int, wanted: Made) -> Call | None:
         """Make an awaited call, unless the last run made the same one. Returns it if it must run here."""
