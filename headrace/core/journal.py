@@ -79,12 +79,14 @@ class Journal:
             if changes is not None:
                 self.changes[epoch.number] = changes
             self._keep()
+            self._save()
 
     def changed(self, epoch: int, changes: Changes) -> None:
         """The changes of a final epoch. If it was kept before, this was only a rerun."""
         if self.unkept and epoch >= self.unkept[0].number:
             self.changes[epoch] = changes
             self._keep()
+            self._save()
 
     def _keep(self) -> None:
         while self.unkept and self.covers(self.unkept[0].position):
@@ -150,8 +152,10 @@ class Journal:
             self.carried = [*self.carried, *changed]
 
     def _save(self) -> None:
-        if self.unsaved is not None and self.durable >= self.follows_from:
-            assert not self.unkept or self.unkept[0].number > self.unsaved.epoch, "a snapshot before what it covers"
+        """Save the snapshot once its records are durable and the replies of all that it covers are kept."""
+        if self.unsaved is None or self.durable < self.follows_from:
+            return
+        if not self.unkept or self.unkept[0].number > self.unsaved.epoch:
             self.saving, self.unsaved = self.unsaved, None
             self.effects.append(Save(self.saving))
 

@@ -189,6 +189,8 @@ class CoordinatorProcess:
             self._end_when_written()
 
     def _end_when_written(self) -> None:
+        if not self.is_alive:  # it was killed, or lost the store to a successor, while it wrote
+            return
         if self.is_writing:
             self.world.after(200, self._end_when_written)
         else:

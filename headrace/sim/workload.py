@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from typing import Any
 
-from headrace.core.decrees import Interrupt, chances, decree, is_known
+from headrace.core.decrees import Interrupt, decree, is_known
 from headrace.core.local import LocalBackend
 from headrace.core.program import Program
 from headrace.model.app import App
@@ -58,9 +58,10 @@ class Hooks:
         """The same call overruns only sometimes: the decree that aborts it must be remembered."""
         self.has_dawdled = True
         running = None if self.engine is None else self.engine.running()
-        tries = 1 if running is None else chances(running.epoch)
-        is_watched = self.worker is not None or (running is not None and not is_known(running.epoch, running.row))
-        if is_watched and self.patience and self.chance.random() < 0.6**tries:
+        # In a replay an engine waits for seven times the limit, and a worker gets seven chances. That is more than
+        # this patience: what may have been answered always returns in time.
+        is_watched = self.worker is not None or (running is not None and not running.epoch.is_replayed)
+        if is_watched and self.patience and self.chance.random() < 0.6:
             self.patience -= 1
             self.spin()
 
