@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from headrace import Runtime
+from headrace import Config, Runtime
+from headrace.config import LIMITS
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
@@ -335,6 +336,15 @@ def test_the_architecture_names_every_folder_and_only_what_is_missing_as_missing
 def test_the_way_of_a_request_passes_every_file(folder: str) -> None:
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "headrace" / folder).glob("[!_]*.py")}
     assert files <= set(code_spans("docs/architecture.md"))
+
+
+def test_the_table_of_limits_has_the_defaults() -> None:
+    units = {"": 1, "bytes": 1, "MiB": 1 << 20, "s": 1_000_000}
+    rows = [row for row in table_rows("docs/concepts.md") if len(row) == 4 and hasattr(Config(), row[0].strip("`"))]
+    assert {name.strip("`") for name, *_ in rows} >= {*LIMITS, "wall_limit_us", "pending_transactions_max"}
+    for name, _, default, _ in rows:
+        number, _, unit = default.partition(" ")
+        assert int(number.replace(",", "")) * units[unit] == getattr(Config(), name.strip("`")), name
 
 
 def test_every_decision_is_in_the_index() -> None:
