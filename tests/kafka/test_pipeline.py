@@ -146,7 +146,7 @@ def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_
     from headrace.spark.sources.dead import SCHEMA
 
     columns = "request_id string, tid long, epoch long, status string, result string"
-    columns += ", error string, error_type string, raised_in struct<function: string, key: string>"
+    columns += ", error string, error_type string, raised_in struct<function: string, key: string, where: string>"
     results = [
         "1.0",
         "null",
@@ -160,7 +160,8 @@ def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_
         (f"r{tid}", tid, 1, "ok", result, None, None, None) for tid, result in enumerate(results)
     ]
     rows.append(("big", 98, 1, "ok", "x" * (RESULT_BYTES_MAX + 1), None, None, None))
-    rows.append(("no", 99, 1, "aborted", None, "y" * 20_000, "Abort", ("account.f", "k")))
+    rows.append(("no", 99, 1, "aborted", None, "y" * 20_000, "Abort", ("account.f", "k", None)))
+    rows.append(("bug", 100, 1, "aborted", None, "0", "KeyError", ("account.f", "k", "shop.py:4")))
     dead = [("q", 3, 4, "d", None, None, "junk", "BadMessage", 'not "a" call'), ("another", 1, 1, "e", *[None] * 5)]
     found = reply_rows(spark.createDataFrame(rows, columns), spark.createDataFrame(dead, SCHEMA), "q").collect()
     told = {row.key: row.value for row in found}
@@ -182,13 +183,14 @@ def test_a_reply_has_the_result_to_the_letter_and_one_that_is_too_large_is_left_
         "type": "Abort",
         "raised_in": {"function": "account.f", "key": "k"},
     }
+    assert json.loads(told["bug"])["raised_in"] == {"function": "account.f", "key": "k", "where": "shop.py:4"}
     assert json.loads(told["d"]) == {
         "request_id": "d",
         "status": "refused",
         "error": 'not "a" call',
         "type": "BadMessage",
     }
-    assert told.keys() == {*(f"r{tid}" for tid in range(len(results))), "big", "no", "d"}
+    assert told.keys() == {*(f"r{tid}" for tid in range(len(results))), "big", "no", "bug", "d"}
     assert {row.key: row.who for row in found if row.key in ("no", "d")} == {"no": "99|no", "d": "q/3/4|d"}
 
 

@@ -26,7 +26,7 @@ from headrace.errors import Abort, StreamError
 from headrace.model.context import Context
 from headrace.spark.sources import replies
 from headrace.spark.sources.replies import Ids, ReplyLog, ReplyRows, column_texts, schema_of, texts_of
-from headrace.wire.messages import Answers, id_of
+from headrace.wire.messages import Answers, Failure, id_of
 from headrace.wire.values import Values, plain
 
 app = App("replying")
@@ -61,7 +61,8 @@ def note(ctx: Context, amount: int) -> None:
 
 @teller.register
 def receipt(ctx: Context, amount: int) -> Receipt:
-    return Receipt(str(ctx.key), Decimal(amount) / 4, datetime.date(2026, 1, 1 + amount % 28), (amount, amount + 1))
+    share = 100 // (amount + 1)  # a bug: it fails for -1
+    return Receipt(str(ctx.key), Decimal(amount) / 4, datetime.date(2026, 1, 1 + amount % 28), (amount, share))
 
 
 @teller.register
@@ -106,12 +107,16 @@ class Told:
                 "result": None if failure is not None else json.dumps(as_told(plain(value))),
                 "error": failure.message if failure is not None else None,
                 "error_type": failure.type if failure is not None else None,
-                "raised_in": None if failure is None else {"function": failure.function, "key": shown_key(failure.key)},
+                "raised_in": None if failure is None else raised(failure),
                 "carried": None if carried is None else carried[at],
             }
 
     def in_order(self) -> list[dict[str, Any]]:
         return [self.rows[tid] for tid in sorted(self.rows)]
+
+
+def raised(failure: Failure) -> dict[str, Any]:
+    return {"function": failure.function, "key": shown_key(failure.key), "where": failure.where}
 
 
 def shown_key(key: Any) -> str:

@@ -484,7 +484,7 @@ def test_replies_tell_what_was_called_and_carry_columns_of_their_rows(
         ]
         assert {row.status for row in found} == {"ok", "aborted"}
         for row in found:
-            assert row.raised_in == (None if row.status == "ok" else (row.function, row.key))
+            assert row.raised_in == (None if row.status == "ok" else (row.function, row.key, None))
 
 
 def test_an_option_that_does_not_exist_is_refused(spark: Any, runtime: Runtime, tmp_path: Path) -> None:

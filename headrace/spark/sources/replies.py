@@ -43,8 +43,8 @@ from headrace.wire.values import opened
 
 
 def raised_in(key: pa.DataType) -> pa.DataType:
-    """Where it failed: the function that raised, and the key of its entity."""
-    return pa.struct([("function", pa.string()), ("key", key)])
+    """Where it failed: the function that raised, the key of its entity, and the file and line (of a bug only)."""
+    return pa.struct([("function", pa.string()), ("key", key), ("where", pa.string())])
 
 
 def schema_of(key: pa.DataType, result: pa.DataType) -> pa.Schema:
@@ -235,6 +235,7 @@ class ReplyRows:
         where = [
             pa.array([why.function for why in failures], pa.string()),
             key_column([why.key for why in failures], key_type, "a request that was aborted"),
+            pa.array([why.where for why in failures], pa.string()),
         ]
         raised = pa.StructArray.from_arrays(where, fields=list(raised_in(key_type)))
         return [
