@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dis
 import functools
+from types import CodeType
 from typing import Any, Never
 
 from headrace.errors import BadCall
@@ -26,8 +27,11 @@ PLAIN = frozenset((*PROPERTIES, "key"))  # attributes that are not methods
 def may_keep(body: Any) -> bool:
     """Whether a function could keep its context. False only if its code shows that it does not."""
     code = getattr(body, "__code__", None)
-    if code is None or not code.co_varnames or code.co_argcount == 0:
-        return True
+    return code is None or not code.co_varnames or code.co_argcount == 0 or code_may_keep(code)
+
+
+@functools.lru_cache(4096)
+def code_may_keep(code: CodeType) -> bool:
     name = code.co_varnames[0]
     if name in code.co_cellvars:  # a function inside it has it
         return True
