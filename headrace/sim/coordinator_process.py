@@ -60,6 +60,7 @@ class CoordinatorProcess:
         self.records: dict[int, bytes] = {}  # not in the log yet
         self.is_writing = self.is_working = False
         self.handed_over = 0  # the last record
+        self.logged: set[str] = set()  # operators whose changes are logged
         self.news_us = 0  # when the last event of the keeper arrives
         self.pause_in: int | None = None  # store operations until it is paused
         self.reported: set[int] = set()  # TIDs whose failures were reported
@@ -102,8 +103,8 @@ class CoordinatorProcess:
         store = self.store = SimStore(world.disk, f"coordinator {self.number}", self._before_operation)
         if identity_of(store) is None:
             create_identity(store, app, self.config, cluster="sim", seed=world.parameters.seed)
-        for operator in app.operators.values():  # may be turned on and off at every start
-            operator.changes = world.changes.random() < world.parameters.changes
+        self.logged = {name for name in app.operators if world.changes.random() < world.parameters.changes}
+        self._set_changes()
         opened_store = self.opened_store = OpenedStore(store, app, self.config, world.workload.print_of(self.version))
         core = self._new_core(True, opened_store.seed, opened_store.log.term)
         world.workload.hooks.watch(None)
@@ -168,8 +169,16 @@ class CoordinatorProcess:
             world.fault("slow store operations")
             until_us = world.now_us + world.disk_times.randint(100, 20_000)
             world.run_others_while(lambda: world.now_us < until_us and self.is_alive, until_us)
+            self._set_changes()
         if self.node.is_paused:
             world.run_others_while(lambda: self.node.is_paused and self.is_alive)
+            self._set_changes()
+
+    def _set_changes(self) -> None:
+        """Changelogs may be turned on and off at every start. In this world all processes share the app: one that
+        started while this one waited may have set it otherwise."""
+        for name, operator in self.app.operators.items():
+            operator.changes = name in self.logged
 
     # --- what the core wants durable ---
 
