@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import random
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace import Abort, Aborted, App, Config, Runtime
-from headrace.core.decrees import DECREE, REPLAY_CHANCES
-from headrace.errors import NotDeterministic, Stopped, Stuck
+from headrace.core.contexts import SerialContext
+from headrace.core.decrees import DECREE, REPLAY_CHANCES, Interrupt
+from headrace.core.epoch import Epoch
+from headrace.errors import Fenced, NotDeterministic, Stopped, Stuck
 from headrace.runtime import watchdog
 from tests.waiting import eventually
 
@@ -379,7 +383,122 @@ def test_a_function_in_a_debugger_may_take_its_time() -> None:
 
 def test_the_watchdog_leaves_the_interpreter_as_it_was() -> None:
     before_s = sys.getswitchinterval()
-    with Runtime(app, LIMIT) as runtime, pytest.raises(Aborted):
-        runtime.client.call(hang, "a", "spin")
+    for _ in range(3):
+        runtimes = [Runtime(app, LIMIT) for _ in range(2)]
+        hung = [runtime.client.submit("r", [(hang, "a", "spin")], True) for runtime in runtimes]
+        for each in hung:
+            with contextlib.suppress(Stopped):  # two loops in one process are slow to stop
+                assert each.result(PATIENCE_S).failures[0].code == "poisoned"
+        for runtime in runtimes:
+            with contextlib.suppress(Stopped):
+                runtime.close()
     assert sys.getswitchinterval() == before_s
     eventually(lambda: not any(each.name == "headrace-watchdog" for each in threading.enumerate()))
+
+
+def test_an_interruption_never_leaves_a_lock_of_a_library_held() -> None:
+    """A function that logs all the time often waits for the lock of a handler that all threads use."""
+    log, handler = logging.getLogger("tests.stuck.busy"), logging.StreamHandler(io.StringIO())
+    log.addHandler(handler)
+    log.propagate, log.level = False, logging.INFO
+    busy = App("busy")
+    desk = busy.operator("desk")
+
+    @desk.register
+    def chat(ctx: Any) -> None:
+        while True:
+            log.info("again")
+
+    done = threading.Event()
+
+    def log_too() -> None:
+        while not done.is_set():
+            log.info("too")
+
+    other = threading.Thread(target=log_too)
+    other.start()
+    try:
+        for _ in range(3):
+            with contextlib.suppress(Aborted, Stopped), Runtime(busy, Config(wall_limit_us=100_000)) as runtime:
+                runtime.client.call(chat, "a")
+            free = threading.Thread(target=lambda: handler.acquire() or handler.release(), daemon=True)
+            free.start()
+            free.join(PATIENCE_S)
+            assert not free.is_alive(), "the handler's lock is held for ever"
+    finally:
+        done.set()
+        other.join()
+        log.removeHandler(handler)
+
+
+def test_an_interruption_that_is_raised_in_the_engine_stops_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never is. But if it were, what the engine was doing would be half done."""
+    source = "def get(self, default=None):\n    strike()\n"
+    names: dict[str, Any] = {"__name__": "headrace.core.contexts"}
+    exec(source, names)  # noqa: S102
+    with Runtime(app, LIMIT) as runtime:
+
+        def strike() -> None:
+            assert runtime._backend.executor.doom_running(runtime._backend.executor.running)
+            names["raise_here"]()
+
+        exec("def raise_here():\n    raise Interrupt\n", names)  # noqa: S102
+        names |= {"strike": strike, "Interrupt": Interrupt}
+        monkeypatch.setattr(SerialContext, "get", names["get"])
+        with pytest.raises(Stopped, match="an interruption was raised in the engine"):
+            runtime.client.call(add, "a", 1)
+        assert runtime.health()["status"] == "stopped"
+        runtime._broken = None  # as expected
+
+
+def test_a_look_between_two_epochs_sees_nothing_and_the_watchdog_survives_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Runtime(app, LIMIT) as runtime:
+        assert runtime.client.call(add, "a", 1) == 1
+        backend = runtime._backend
+        ran = Epoch(1, 0, 0)
+        ran.tids = range(1, 2)
+        later = types.SimpleNamespace(running=7)  # the executor has begun the next epoch meanwhile
+        monkeypatch.setattr(backend, "busy", (ran, later))
+        assert backend.running() is None
+        assert runtime.health()["status"] == "ok"
+        monkeypatch.undo()
+        looks = iter([ValueError("a look that fails")])
+        look = runtime._watchdog._look
+
+        def fails_once(passed_s: float) -> None:
+            for error in looks:
+                raise error
+            look(passed_s)
+
+        monkeypatch.setattr(runtime._watchdog, "_look", fails_once)
+        with pytest.raises(Aborted, match="did not return in time"):
+            runtime.client.call(hang, "a", "spin")
+    assert "the watchdog failed" in caplog.text
+
+
+def test_a_runtime_that_was_superseded_while_it_was_stuck_says_so(tmp_path: Path) -> None:
+    """It must not start again: it would take the store from its successor."""
+    store, waits, release = str(tmp_path / "store"), [True], threading.Event()
+    hotel = App("hotel")
+    room = hotel.operator("room")
+
+    @room.register
+    def book(ctx: Any) -> int:
+        if waits:
+            waits.pop()
+            release.wait(PATIENCE_S)
+        ctx.put(ctx.get(0) + 1)
+        return ctx.get()
+
+    stuck = Runtime(hotel, Config(wall_limit_us=2_000_000), store=store)
+    stuck.client.submit("mine", [(book, "a")], True)
+    eventually(lambda: not waits)
+    with Runtime(hotel, store=store) as successor:
+        booked = successor.client.call(book, "a")
+        with pytest.raises(Fenced):
+            stuck.wait()
+        assert successor.client.call(book, "a") == booked + 1
+    release.set()
+    eventually(lambda: not stuck._thread.is_alive())

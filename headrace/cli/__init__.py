@@ -118,7 +118,7 @@ def run(
         ),
     ] = False,
     wall_limit: Annotated[
-        float, typer.Option(min=0.001, help="Seconds after which a function that has not returned is stopped.")
+        float, typer.Option(min=0.001, max=1e6, help="Seconds after which a function that has not returned is stopped.")
     ] = 10.0,
 ) -> None:
     """Run an app and serve it over HTTP; with --kafka also to Kafka's topics, with --master on a Spark cluster."""

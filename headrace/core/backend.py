@@ -67,8 +67,9 @@ class Executor(Protocol):
     def running(self) -> int:
         """The TID that runs now, 0 if none. Other threads may read it."""
 
-    def doom_running(self) -> None:
-        """The transaction that runs now aborts by decree, whatever its functions still do."""
+    def doom_running(self, tid: int) -> bool:
+        """This transaction, which runs now, aborts by decree, whatever its functions still do. False if another one
+        runs."""
 
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
         """Run the rows from `start` up to `stop`: append to `epoch.results`, and add to `epoch.failures`. Rows in

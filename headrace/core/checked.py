@@ -129,8 +129,8 @@ class CheckedExecutor:
     def running(self) -> int:
         return self.twice.running or self.once.running
 
-    def doom_running(self) -> None:
-        (self.twice if self.twice.running else self.once).doom_running()
+    def doom_running(self, tid: int) -> bool:
+        return (self.twice if self.twice.running else self.once).doom_running(tid)
 
     def run(self, epoch: Epoch, start: int = 0, stop: int | None = None) -> Need | None:
         if epoch.is_replayed:

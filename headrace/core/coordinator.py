@@ -436,10 +436,9 @@ class Coordinator(Maintenance):
         if stop > known:
             epoch.results[known:] = results[known:stop]
             epoch.failures.update({row: failure for row, failure in sorted(failures.items()) if known <= row < stop})
-            self.engine.note_failed(epoch, known)
             epoch.failures.update({row: failure for row, failure in epoch.decreed.items() if known <= row < stop})
             epoch.final_rows = stop
-            self.engine.decree(epoch)
+            self.engine.settle(epoch, known)
             self.poisoned |= {epoch.tids[row] for row in epoch.decreed}
 
     def _note_digest(self, flight: Flight) -> None:

@@ -6,6 +6,8 @@ function (`runtime/watchdog.py`, `runtime/cluster.py`) decides when; the outcome
 
 from __future__ import annotations
 
+from types import FrameType
+
 from headrace.core.epoch import Epoch
 from headrace.errors import Poisoned
 from headrace.wire.messages import Failure
@@ -14,8 +16,26 @@ DECREE = "the function did not return in time (wall_limit_us): it was stopped, a
 REPLAY_CHANCES = 7  # to return in time, if the transaction may have been answered before a recovery
 
 
+ENGINE = tuple(f"headrace.{part}." for part in ("core", "model", "wire", "durability", "runtime"))
+
+
 class Interrupt(BaseException):
     """Raised in the middle of a function that does not return, by another thread."""
+
+
+def is_engine(frame: FrameType) -> bool:
+    """Whether this is the engine's own code."""
+    return str(frame.f_globals.get("__name__")).startswith(ENGINE)
+
+
+def check_place(raised: BaseException) -> None:
+    """An interruption must only ever be raised in a function. If one is raised in the engine, nothing can be trusted
+    any more: what it was doing is half done."""
+    trace = raised.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and is_engine(trace.tb_frame):
+        raise AssertionError("an interruption was raised in the engine, not in the function") from raised
 
 
 def decree(epoch: Epoch, row: int) -> Failure:

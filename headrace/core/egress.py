@@ -66,8 +66,11 @@ class Submission:
                 results.append(None)
                 continue
             if epoch.failures:
-                at = len(tids) - start
-                failures.update({at + row: why for row, why in epoch.failures.items() if start <= row < stop})
+                at, found = len(tids) - start, epoch.failures
+                if stop - start < len(found):
+                    failures.update({at + row: found[row] for row in range(start, stop) if row in found})
+                else:
+                    failures.update({at + row: why for row, why in found.items() if start <= row < stop})
             tids = join(tids, epoch.tids[start:stop])
             epochs += [epoch.number] * (stop - start)
             results += epoch.results[start:stop]

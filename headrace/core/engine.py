@@ -55,7 +55,7 @@ from headrace.core.snapshot_metadata import NOTHING_STORED, CountsMetadata, Snap
 from headrace.core.source_batches import SourceBatches
 from headrace.core.state import State
 from headrace.core.submit_queue import Policy, SubmitQueue, first_come
-from headrace.errors import HeadraceError, NotDeterministic, Poisoned
+from headrace.errors import Aborted, HeadraceError, NotDeterministic, Poisoned
 from headrace.model.app import App
 from headrace.wire.messages import Entities, Need, Response, id_of
 from headrace.wire.renewal import same_renewed
@@ -372,7 +372,6 @@ class Engine:
         epoch.failures.update(epoch.decreed)
         self.deferred.note(self.backend.take_later(), epoch.position)
         self.deferred.final(epoch)
-        self.decree(epoch)
         self.aborted += len(epoch.failures)
         self.committed += len(epoch) - len(epoch.failures)
         self.journal.keep(epoch, self.backend.take_changes())
@@ -383,19 +382,27 @@ class Engine:
             epoch.accepted.update(differing)
             self.journal.note(Accepted(epoch.number, {epoch.tids[row]: text for row, text in differing.items()}))
 
-    def decree(self, epoch: Epoch) -> None:
+    def settle(self, epoch: Epoch, first: int = 0) -> None:
+        """The rows from this one on that have an outcome are final. Aborts, which the app raises itself, need nothing
+        more."""
+        failed = [row for row, why in epoch.failures.items() if why.code != Aborted.code and row >= first]
+        if failed:
+            self._note_failed(epoch, failed)
+            self._decree(epoch, failed)
+
+    def _decree(self, epoch: Epoch, failed: list[int]) -> None:
         """Log failures that a second run might not give: those caused by memory, stack or time, or found by a
         check."""
-        poisoned = {row: why for row, why in epoch.failures.items() if why.code in DECREED}
+        poisoned = {row: why for row in failed if (why := epoch.failures[row]).code in DECREED}
         if poisoned.keys() - epoch.decreed.keys():
             epoch.decreed.update(poisoned)
             self.journal.note(Decree({epoch.tids[row]: failure for row, failure in poisoned.items()}))
 
-    def note_failed(self, epoch: Epoch, first: int) -> None:
-        """The rows from this one on that have an outcome are final: take the traces out of their failures. What a
-        replay runs again was reported before."""
-        for row, failure in epoch.failures.items():
-            if failure.where is None or row < first:
+    def _note_failed(self, epoch: Epoch, failed: list[int]) -> None:
+        """Take the traces out of these failures. What a replay runs again was reported before."""
+        for row in failed:
+            failure = epoch.failures[row]
+            if failure.where is None:
                 continue
             if failure.trace is not None:
                 epoch.failures[row] = without_trace(failure)

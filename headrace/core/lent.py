@@ -1,8 +1,8 @@
 """Contexts that functions keep: a context is for one call, and raises if it is used after it.
 
-Contexts are reused for the next call, so a kept one would act on another call's entity. Watching every call would cost
-every call. So the code of a function is read once: most functions only ever write `ctx.something(...)`, and cannot keep
-it. The contexts of the others are replaced after each epoch, and the old ones raise from then on.
+The engine uses a context again for the next call, so a kept one would act on another call's entity. Most functions
+only ever write `ctx.something(...)`, and cannot keep it: their code is read once, and they get the context itself. The
+others get a `LentContext`, a new one for each call, which ends with the call.
 
 Never here: running functions.
 """
@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
+from collections.abc import Callable
 from types import CodeType
 from typing import Any, Never
 
 from headrace.errors import BadCall
+from headrace.model.context import Context
 
-USES = (
-    *("get", "put", "delete", "merge", "expire", "uuid"),
-    *("call", "call_async", "call_later", "cancel", "call_external", "send_external"),
-)
-PROPERTIES = ("tid", "now", "random")
-PLAIN = frozenset((*PROPERTIES, "key"))  # attributes that are not methods
+PLAIN = frozenset(("tid", "now", "random", "key"))  # attributes that are not methods
+SEEING_ALL = frozenset(("locals", "vars", "eval", "exec", "dir", "globals", "_getframe", "currentframe", "stack"))
+METHOD_BIT = 1 if sys.version_info >= (3, 12) else 0  # of LOAD_ATTR: it takes a method to call it at once
+
+Body = Callable[..., Any]
+
+
+# --- which functions --------------------------------------------------------------------------------------------------
 
 
 def may_keep(body: Any) -> bool:
@@ -33,7 +38,7 @@ def may_keep(body: Any) -> bool:
 @functools.lru_cache(4096)
 def code_may_keep(code: CodeType) -> bool:
     name = code.co_varnames[0]
-    if name in code.co_cellvars:  # a function inside it has it
+    if name in code.co_cellvars or not SEEING_ALL.isdisjoint(code.co_names):  # another function has it, or sees it
         return True
     steps = list(dis.get_instructions(code))
     for step, following in zip(steps, [*steps[1:], None], strict=True):
@@ -48,32 +53,69 @@ def is_use(step: dis.Instruction | None) -> bool:
     """Whether this instruction takes a method to call it at once, or a plain attribute."""
     if step is None:
         return False
-    is_call = step.opname == "LOAD_METHOD" or (step.opname == "LOAD_ATTR" and step.argrepr.startswith("NULL|self"))
-    return is_call or (step.opname == "LOAD_ATTR" and step.argval in PLAIN)
+    if step.opname == "LOAD_METHOD":
+        return True
+    return step.opname == "LOAD_ATTR" and (bool((step.arg or 0) & METHOD_BIT) or step.argval in PLAIN)
 
 
-def expire(context: Any) -> None:
-    """From now on, the context raises."""
-    if not isinstance(context, Expired):
-        kind: Any = type(context)
-        context.__class__ = expired(kind)
+# --- what they get ----------------------------------------------------------------------------------------------------
 
 
-class Expired:
-    """A mixin: a context after its call."""
+def method(name: str) -> Any:
+    def use(self: LentContext, *args: Any, **kwargs: Any) -> Any:
+        context = self._context
+        if context is None:
+            self._refuse()
+        return getattr(context, name)(*args, **kwargs)
 
-    __slots__ = ()
+    return use
 
 
-@functools.cache
-def expired(kind: Any) -> type:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> Never:
-        name = self._binding.name
+def attribute(name: str) -> Any:
+    def use(self: LentContext) -> Any:
+        context = self._context
+        if context is None:
+            self._refuse()
+        return getattr(context, name)
+
+    return property(use)
+
+
+class LentContext(Context[Any]):
+    """The context of one call, until the call ends."""
+
+    __slots__ = ("_context", "_function", "key")
+
+    def __init__(self, context: Any, function: str) -> None:
+        self._context, self._function, self.key = context, function, context.key
+
+    def _refuse(self) -> Never:
         raise BadCall(
-            f"the context of a call of {name} is used after the call: a context is for one call only. Keep what you "
-            "need of it, such as ctx.key, and use the context of the call that runs now"
+            f"the context of a call of {self._function} is used after the call: a context is for one call only. Keep "
+            "what you need of it, such as ctx.key, and use the context of the call that runs now"
         )
 
-    names: dict[str, Any] = {"__slots__": (), **dict.fromkeys(USES, refuse)}
-    names |= dict.fromkeys(PROPERTIES, property(refuse))
-    return type(f"Expired{kind.__name__}", (Expired, kind), names)
+    tid, now, random = map(attribute, ("tid", "now", "random"))
+    get, put, delete, merge, uuid = map(method, ("get", "put", "delete", "merge", "uuid"))
+    call, call_async, call_later, cancel = map(method, ("call", "call_async", "call_later", "cancel"))
+    call_external, send_external = map(method, ("call_external", "send_external"))
+
+
+def lending(body: Body, name: str, is_async: bool) -> Body:
+    """The same function, which gets a context that ends with the call."""
+
+    def run(context: Any, *args: Any) -> Any:
+        lent = LentContext(context, name)
+        try:
+            return body(lent, *args)
+        finally:
+            lent._context = None
+
+    async def run_async(context: Any, *args: Any) -> Any:
+        lent = LentContext(context, name)
+        try:
+            return await body(lent, *args)
+        finally:
+            lent._context = None
+
+    return run_async if is_async else run

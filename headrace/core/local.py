@@ -115,7 +115,7 @@ class LocalBackend:
             elif isinstance(first, TakeSnapshot):
                 engine.journal.wanted.append(first.token)
             else:
-                engine.note_failed(first, 0)
+                engine.settle(first)
                 engine.finished(first)
 
     def _execute(self, epoch: Epoch) -> bool:
@@ -161,7 +161,9 @@ class LocalBackend:
             return None
         epoch, executor = self.busy
         tid = executor.running
-        return Running(tid, epoch, epoch.tids.index(tid), executor) if tid else None
+        if tid not in epoch.tids:  # nothing runs, or the next epoch has begun meanwhile
+            return None
+        return Running(tid, epoch, epoch.tids.index(tid), executor)
 
     def _executor(self, limits: dict[str, int] | None) -> Executor:
         """The executor for epochs that were logged with these limits, which can change results."""

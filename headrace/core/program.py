@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.core.later.builtin import BUILT_IN
-from headrace.core.lent import may_keep
+from headrace.core.lent import lending, may_keep
 from headrace.core.placement import CACHE_MAX, shard_of
 from headrace.core.signature import Args as Args
 from headrace.core.signature import Signature, declared_codec, never
@@ -167,7 +167,6 @@ class Entry:
         "fits",
         "function",
         "is_plain",
-        "keeps_context",
         "name",
         "number",
         "operator",
@@ -179,18 +178,18 @@ class Entry:
     def __init__(self, function: Function, values: Values, number: int, twin: Entry | None = None) -> None:
         self.function, self.operator, self.number = function, function.operator, number
         self.name, self.is_plain = function.full_name, not function.is_async
-        is_own = function.operator.name == RESERVED  # ours: it keeps nothing
-        self.keeps_context: bool = not is_own and (may_keep(function.body) if twin is None else twin.keeps_context)
         self.body: Callable[..., Any]
         self.fits: Callable[[Args], bool]
         if twin is None:
             self.body, self.signature = function.by_position, Signature(function, values)
+            if function.operator.name != RESERVED and may_keep(function.body):
+                self.body = lending(self.body, self.name, function.is_async)
             self.result = self.signature.result
             self.fits = self.signature.compile_fits()
             self.sealed = Entry(function, values, number + 1, twin=self)
         else:
             self.signature, self.sealed, self.fits, self.result = twin.signature, self, never, twin.result
-            body, decode = function.by_position, values.decode
+            body, decode = twin.body, values.decode
             self.body = lambda context, data: body(context, *decode(data))
 
     def admit(self, args: Args, is_checked: bool = False) -> tuple[Entry, Args]:

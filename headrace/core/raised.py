@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sysconfig
 from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
@@ -30,41 +31,47 @@ CAUSES_MAX = 4  # exceptions that led to it
 TRACES_MAX = 3  # of one place in one epoch; other failures are counted
 TRIED_TRACES_MAX = 8  # the same, on a worker whose failures may be taken back
 TEXT_CHARACTERS_MAX = 300
-FOREIGN = ("/site-packages/", "/dist-packages/")
+INSTALLED = ("/site-packages/", "/dist-packages/")
+STANDARD = tuple({sysconfig.get_path(name).replace("\\", "/") + "/" for name in ("stdlib", "platstdlib")})
 OWN = "headrace"
+ABORTED = Aborted.code
+ABORTS: dict[type, str] = {}  # kinds of `Abort` that were raised, and their names
+ABORTS_MAX = 1_000
 NO_LOOP = re.compile(r"^no running event loop|^There is no current event loop")  # of asyncio
 
 
 def place_of(error: BaseException, body: Callable[..., Any]) -> str:
     """The file and the line, as in "shop/orders.py:41"."""
-    code, folder = site_of(body)
-    file, line = code.co_filename, code.co_firstlineno
+    site = site_of(body)
+    file, line = site.code.co_filename, site.code.co_firstlineno
     raised: TracebackType | None = error.__traceback__
     while raised is not None:
         its = raised.tb_frame.f_code.co_filename
-        if its == code.co_filename or (its.startswith(folder) and is_of_app(its, raised)):
+        if its == site.code.co_filename or is_of_app(its, raised.tb_frame.f_globals.get("__name__"), site):
             file, line = its, raised.tb_lineno
         raised = raised.tb_next
-    return shown_place(file, line, folder)
+    return shown_place(file, line, site.folder)
 
 
 @functools.lru_cache(maxsize=1_024)
 def shown_place(file: str, line: int, folder: str) -> str:
     name = file.removeprefix(folder) if folder else file
-    return f"{name.replace(chr(92), '/').rpartition('/')[2] if is_absolute(name) else name}:{line}"
+    name = name.replace(chr(92), "/").rpartition("/")[2] if is_absolute(name) else name
+    return f"{fit(name, NAME_CHARACTERS_MAX)}:{line}"
 
 
 class Site(NamedTuple):
     """Where a function is defined."""
 
     code: CodeType
-    folder: str
+    package: str  # its first name
+    folder: str  # that the package is in
 
 
 @functools.lru_cache(maxsize=1_024)
 def site_of(body: Callable[..., Any]) -> Site:
     body = innermost(body)
-    return Site(body.__code__, folder_of(body))
+    return Site(body.__code__, str(body.__globals__.get("__name__")).partition(".")[0], folder_of(body))
 
 
 def innermost(body: Any) -> Any:
@@ -89,9 +96,21 @@ def folder_of(body: Any) -> str:
     return folders[0] + "/" if len(folders) == depth + 2 else ""
 
 
-def is_of_app(file: str, raised: TracebackType) -> bool:
-    module = raised.tb_frame.f_globals.get("__name__") or ""
-    return module.partition(".")[0] != OWN and not any(folder in file for folder in FOREIGN)
+def is_of_app(file: str, module: object, site: Site) -> bool:
+    """Whether this code is the app's own: in its package, or else beside it."""
+    package = str(module).partition(".")[0]
+    if package == OWN:
+        return False
+    if package == site.package != "__main__":
+        return True
+    return site.folder != "" and file.startswith(site.folder) and not is_library(file)
+
+
+@functools.lru_cache(maxsize=4_096)
+def is_library(file: str) -> bool:
+    """Whether this file is of Python itself, or of an installed package."""
+    file = file.replace("\\", "/")
+    return file.startswith(("<frozen ", *STANDARD)) or any(folder in file for folder in INSTALLED)
 
 
 def is_absolute(file: str) -> bool:
@@ -129,12 +148,24 @@ def traced(error: BaseException, name: str, text: str) -> TracedError:
         code = raised.tb_frame.f_code
         is_ours = is_ours and str(raised.tb_frame.f_globals.get("__name__")).startswith("headrace.core.")
         if not is_ours:  # how the engine called the function tells nobody anything
-            frames.append((code.co_filename, raised.tb_lineno, code.co_name))
+            name_of_file, name_of_code = (fit(each, TEXT_CHARACTERS_MAX) for each in (code.co_filename, code.co_name))
+            frames.append((name_of_file, raised.tb_lineno, name_of_code))
         raised = raised.tb_next
     if len(frames) > FRAMES_MAX:
         half = FRAMES_MAX // 2
         frames[half:-half] = [("", len(frames) - 2 * half, "")]
-    return TracedError(name, fit(text, TEXT_CHARACTERS_MAX), frames)
+    return TracedError(name, fit(text + more_of(error), TEXT_CHARACTERS_MAX), frames)
+
+
+def more_of(error: BaseException) -> str:
+    """What an exception tells beside its text: the exceptions of a group, and notes."""
+    more = ""
+    with contextlib.suppress(BaseException):
+        if isinstance(error, BaseExceptionGroup):
+            inner = (": ".join(describe(each)[1:]) for each in error.exceptions[:CAUSES_MAX])
+            more = f" [{'; '.join(inner)}]"
+        more += "".join(f"\n{note}" for note in getattr(error, "__notes__", ())[:CAUSES_MAX])
+    return more
 
 
 class Traces:
@@ -147,8 +178,19 @@ class Traces:
 
     def failure(self, error: BaseException, binding: Binding, key: Key, epoch: Any = None) -> Failure:
         """What a function raised, with its place and its trace. Nothing that the exception does can raise here."""
+        kind = type(error)  # an instance may lie about its class
+        try:
+            known = ABORTS.get(kind)
+            if known is not None:  # the common case, fast
+                text = str(error)
+                if type(text) is str and len(text) <= MESSAGE_CHARACTERS_MAX and text.isascii():
+                    return Failure(ABORTED, known, text, binding.name, key)
+        except BaseException:
+            pass
         code, name, text = describe(error)
-        if issubclass(type(error), Abort):  # an instance may lie about its class
+        if issubclass(kind, Abort):
+            if type(kind) is type and len(ABORTS) < ABORTS_MAX:  # so it is hashable
+                ABORTS[kind] = name
             return Failure(code, name, text, binding.name, key)
         if epoch is not self.epoch:
             self.epoch, self.counts = epoch, {}

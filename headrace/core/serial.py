@@ -39,11 +39,10 @@ from headrace.core.contexts import (
     too_deep,
     too_many_calls,
 )
-from headrace.core.decrees import DECREE, Interrupt
+from headrace.core.decrees import DECREE, Interrupt, check_place
 from headrace.core.digests import UNCHANGED
 from headrace.core.epoch import Epoch
 from headrace.core.later.expiring import Expiring, ExpiringTracked
-from headrace.core.lent import expire
 from headrace.core.program import Entry, Program
 from headrace.core.raised import Traces
 from headrace.core.signature import Args
@@ -76,8 +75,6 @@ class SerialExecutor:
             for name, operator in program.operators.items()
         }
         self.bindings = Bindings(program, state, self._bind)
-        self.keeping = [binding for binding in self.bindings.by_number if binding.entry.keeps_context]
-        self.kept: list[SerialContext] = []  # contexts of calls that have ended, or wait
         for binding in self.bindings.by_number:
             binding.bind(self._context(binding))
         self.references = max(map(references_of, self.bindings.by_number), default=0)
@@ -91,16 +88,19 @@ class SerialExecutor:
         at = len(epoch.results)
         return epoch.tids[at] if at < len(epoch.tids) else 0
 
-    def doom_running(self) -> None:
-        """The transaction that runs now did not return in time: it aborts by decree, even if its function catches the
-        `Interrupt`. Another thread may call this, while the function is stopped in its own code."""
+    def doom_running(self, tid: int) -> bool:
+        """This transaction did not return in time: it aborts by decree, even if its function catches the `Interrupt`.
+        False if another one runs now. Another thread may call this, while the function is stopped in its own code."""
         tracked = self.tracked
         transaction = tracked.transaction if tracked is not None and tracked.is_running else self.transaction
         epoch = transaction.epoch
         row = len(epoch.results)
+        if row >= len(epoch) or epoch.tids[row] != tid:
+            return False
         root = self.bindings.by_number[epoch.entries[row].number]
         transaction.is_marked = True
         transaction.doom = Doom(Poisoned(DECREE), root, epoch.keys[row])
+        return True
 
     def _bind(self, entry: Entry, table: Table) -> Binding:
         binding = Binding(entry, table, self.program)
@@ -133,6 +133,7 @@ class SerialExecutor:
         transaction, results = self.transaction, epoch.results
         undo, queue = transaction.undo, transaction.queue
         transaction.epoch, self.is_running = epoch, True
+        fail = self.traces.failure
         missing, first, unchanged, bytes_max = MISSING, NOT_READ, UNCHANGED, transaction.limits[1]
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
@@ -201,7 +202,10 @@ class SerialExecutor:
                 results.append(result)
             except BaseException as error:
                 is_void = transaction.needs is not None
-                failure = self._failure(error, binding, key)
+                if transaction.is_marked or self.raised_in is not None:
+                    failure = self._failure(error, binding, key)
+                else:
+                    failure = fail(error, binding, key, epoch)
                 drop_frames(error, None)  # what they leave behind runs now
                 if count_references(context) > self.references:
                     self._retire(context)
@@ -218,23 +222,7 @@ class SerialExecutor:
                     epoch.failures[len(results)] = failure
                     results.append(None)
         self.is_running = False
-        if self.keeping:
-            context = binding = None  # type: ignore[assignment]
-            self._call_in()
         return None
-
-    def _call_in(self) -> None:
-        """The epoch has run: contexts that functions may have kept raise from now on."""
-        for binding in self.keeping:
-            context, run = binding.context, binding.run
-            if context.key is not None:  # it was used
-                self.kept.append(context)
-                binding.bind(self._context(binding))
-                if run == self._give_up:
-                    binding.run = run
-        for context in self.kept:
-            expire(context)
-        self.kept.clear()
 
     def _run_tracked(self, epoch: Epoch, root: Binding) -> Need | None:
         """A transaction asked for what this executor does not track. From now on, those with this root are not tried
@@ -306,8 +294,6 @@ class SerialExecutor:
     def _keep_waiting(self, context: SerialContext) -> None:
         """A call keeps its context while it waits: the next call of the function gets another one."""
         if context._binding.context is context:
-            if context._binding.entry.keeps_context:
-                self.kept.append(context)
             context._binding.bind(self._context(context._binding))
 
     def _retire(self, context: SerialContext) -> None:
@@ -353,6 +339,7 @@ class SerialExecutor:
             if transaction.doom is not None:  # the limit was reached first
                 raised, (error, binding, key) = error, transaction.doom
                 if type(raised) is Interrupt:  # it shows where the function was stopped
+                    check_place(raised)
                     error = type(error)(*error.args).with_traceback(raised.__traceback__)
         return self.traces.failure(error, binding, key, transaction.epoch)
 
@@ -394,10 +381,7 @@ class TrackedExecutor(SerialExecutor):
 
     def _context(self, binding: Binding, path: bytes = b"") -> TrackedContext:
         kind = TrackedContext if binding.operator.ttl_us is None else ExpiringTracked
-        context = kind(self.bindings, self.transaction, binding, path, self.paths)
-        if binding.entry.keeps_context and path:
-            self.kept.append(context)
-        return context
+        return kind(self.bindings, self.transaction, binding, path, self.paths)
 
     def run_row(self, epoch: Epoch, root: int) -> Need | None:
         """Run the next row, where all state is known; `root` is the number of its function."""
@@ -436,9 +420,6 @@ class TrackedExecutor(SerialExecutor):
         finally:
             self.is_running = False
             self.paths.clear()
-            for kept in self.kept:
-                expire(kept)
-            self.kept.clear()
         return None
 
     def _run_call(self, context: TrackedContext, key: Key, args: Args) -> Generator[tuple[Binding, Key], None, Any]:

@@ -164,7 +164,7 @@ class Keeper:
             threading.Thread(target=self._guarded, args=(serve,), name=f"headrace-{name}", daemon=True)
             for name, serve in (("log", self._serve_log), ("keeper", self._serve_background))
         ]
-        self._is_broken = False
+        self._broken: BaseException | None = None
         self._last = opened_store.log.last  # the last record that was handed over
         self._hurry = threading.Event()  # something waits for what is in `_background`
         for thread in self._threads:
@@ -185,12 +185,12 @@ class Keeper:
                 self._background.put(snapshot)
                 self._hurry.set()
 
-    def close_with(self, record: Note) -> bool:
+    def close_with(self, record: Note) -> BaseException | None:
         """Make this record durable after all that was handed over, and close. Another thread than the core's may call
-        it, once the core's hands nothing over any more. Returns whether the record is durable."""
+        it, once the core's hands nothing over any more. Returns why the record is not durable, if it is not."""
         self.carry_out(Append(self._last + 1, record))
         self.close()
-        return not self._is_broken
+        return self._broken
 
     def close(self) -> None:
         """Finishes all work that was handed over."""
@@ -205,7 +205,7 @@ class Keeper:
         try:
             serve()
         except BaseException as error:
-            self._is_broken = True
+            self._broken = error
             self._tell(Broken(error))
 
     def _serve_log(self) -> None:
@@ -226,9 +226,9 @@ class Keeper:
     def _serve_background(self) -> None:
         # Replies are not urgent, as a replay gives lost ones again; but streams that read them wait for them.
         interval_s, rested_s = min(self.store_work.opened_store.config.reply_interval_us / 1e6, INTERVAL_S_MAX), 0.0
-        while not self._is_broken:
+        while self._broken is None:
             group = take_all(self._background, self._hurry, rested_s)
-            while group and not self._is_broken:
+            while group and self._broken is None:
                 count = next((at for at, item in enumerate(group) if not isinstance(item, Epoch)), len(group))
                 if count:
                     self.store_work.keep(group[:count])

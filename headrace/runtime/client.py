@@ -175,10 +175,12 @@ class Client(ABC):
     def batch(self, calls: Sequence[Any]) -> Replies:
         """Run many calls, `(function, key, *args)` each, in this order. Each is its own transaction; a failed call does
         not raise; `raise_any()` of the replies does."""
+        calls = list(calls)
         return self._many(calls, wait=True).result().naming(partial(called, calls))
 
     async def abatch(self, calls: Sequence[Any]) -> Replies:
         """The same, awaited."""
+        calls = list(calls)
         return (await asyncio.wrap_future(self._many(calls, wait=False))).naming(partial(called, calls))
 
     def _one(
@@ -187,8 +189,8 @@ class Client(ABC):
         call = KeywordCall(function, key, args, kwargs) if kwargs else (function, key, *args)
         return self.submit([self.next_id()], [call], wait)
 
-    def _many(self, calls: Sequence[Any], wait: bool) -> Future[Replies]:
-        return self.submit(self.next_id(), list(calls), wait)
+    def _many(self, calls: list[Any], wait: bool) -> Future[Replies]:
+        return self.submit(self.next_id(), calls, wait)
 
     def next_id(self) -> str:
         """The request id of what is sent now."""

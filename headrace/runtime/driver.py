@@ -20,6 +20,7 @@ import queue
 import secrets
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -375,7 +376,10 @@ class Driver(ABC):
         self._externals.perform(effect)
 
     def _log_failures(self, effect: LogFailures) -> None:
-        self._failure_log.write(effect)
+        try:
+            self._failure_log.write(effect)
+        except Exception:  # of somebody's handler: what it does not write must not stop the engine
+            traceback.print_exc()
 
     def _make_durable(self, effect: Append | Check | Keep | Save) -> None:
         assert self._keeper is not None

@@ -1,11 +1,13 @@
 """The log of failed functions: their tracebacks, by Python's `logging`, as the logger "headrace.functions".
 
-Of each place in a function, a few tracebacks a minute are written in full; the others are counted.
+Of each place in a function, a few tracebacks a minute are written in full. The others are counted, and at the end of
+that minute a line says how many there were.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from traceback import FrameSummary, format_list
@@ -25,14 +27,24 @@ Place = tuple[str, str]  # function, file and line
 class FailureLog:
     """Writes what `LogFailures` names."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, interval_s: float = INTERVAL_S) -> None:
+        self._clock, self._interval_s = clock, interval_s
         self._began_s = clock()
         self._written: dict[Place, int] = {}  # in this interval
         self._left_out: dict[Place, int] = {}
+        self._lock = threading.RLock()
+        self._timer: threading.Timer | None = None  # ends the interval, if something is left out
 
     def write(self, effect: LogFailures) -> None:
-        if self._clock() - self._began_s >= INTERVAL_S or len(self._left_out) > PLACES_MAX:
+        with self._lock:
+            self._write(effect)
+            if self._left_out and self._timer is None:
+                self._timer = threading.Timer(max(0.0, self._began_s + self._interval_s - self._clock()), self.sum_up)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _write(self, effect: LogFailures) -> None:
+        if self._clock() - self._began_s >= self._interval_s or len(self._left_out) > PLACES_MAX:
             self.sum_up()
         for run in effect.runs:
             place = (run.failure.function or "", run.failure.where or "")
@@ -46,9 +58,13 @@ class FailureLog:
 
     def sum_up(self) -> None:
         """End the interval: say how many were left out."""
-        for (function, where), count in self._left_out.items():
-            LOG.error("%s failed %s more times at %s", function, f"{count:,}", where)
-        self._began_s, self._written, self._left_out = self._clock(), {}, {}
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            left_out, self._timer = self._left_out, None
+            self._began_s, self._written, self._left_out = self._clock(), {}, {}
+            for (function, where), count in left_out.items():
+                LOG.error("%s failed %s more times at %s", function, f"{count:,}", where)
 
 
 def text_of(run: FailedRun) -> str:

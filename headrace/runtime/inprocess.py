@@ -137,18 +137,19 @@ class Runtime(Driver):
                 return False
             self._is_given_up = True  # from now on nothing leaves the engine, whatever its thread still does
         epoch, row = running.epoch, running.row
-        known = is_known(epoch, row)
+        known, lost = is_known(epoch, row), None
         name = f"TID {tid} ({epoch.entries[row].name} of {shown(epoch.keys[row])}, request id {epoch.id_at(row)})"
         if is_decreed and known:
             then = "It had returned before a recovery: its functions depend on something other than arguments and state"
         elif is_decreed and self._keeper is not None:
             keeper, self._keeper = self._keeper, None
-            if not keeper.close_with(Decree({tid: decree(epoch, row)})):
-                then = "The decree that aborts it could not be written to the log"
+            lost = keeper.close_with(Decree({tid: decree(epoch, row)}))
+            if lost is not None:
+                then = f"The decree that aborts it could not be written to the log: {lost}"
         text = f"{name} {why}. {then}"
         LOG.critical("%s\n%s", text, self._stack())
         if is_decreed:
-            self._broken = NotDeterministic(text) if known else Stuck(text)
+            self._broken = lost or (NotDeterministic(text) if known else Stuck(text))
         self._end()
         return True
 

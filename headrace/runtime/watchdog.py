@@ -8,8 +8,10 @@ with in two steps:
    `Runtime._give_up`.
 
 An exception that one thread raises in another must never hit the engine's own code. So the watchdog raises it only
-while it holds the interpreter lock and sees that the engine's thread stands in a function's own code, at an instruction
-that looks for such exceptions before it goes on.
+while it holds the interpreter lock and sees that the engine's thread stands in the app's own code, at an instruction
+that looks for such exceptions before it goes on. Nor must it hit a library, which may just have taken a lock that the
+whole process needs. From Python 3.13 on the interpreter may look too late, after the function has returned: there every
+function that does not return is left behind.
 
 Never here: what becomes of the transaction, the log.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import ctypes
 import dis
+import logging
 import sys
 import threading
 import time
@@ -25,19 +28,22 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
-from headrace.core.decrees import Interrupt, chances
+from headrace.core.decrees import Interrupt, chances, is_engine
 from headrace.core.local import Running
 from headrace.core.program import Program
-from headrace.core.raised import innermost
+from headrace.core.raised import innermost, is_library
 
 LOOK_S_MAX = 0.2  # between two looks
 GRACE_S = 2.0  # for the function to end once it is interrupted
 STRIKE_S = 0.05  # between two interruptions
 HOLD_S = 0.05  # how long this thread may keep the interpreter lock while it looks and interrupts
-ENGINE = tuple(f"headrace.{part}." for part in ("core", "model", "wire", "durability", "runtime"))
+CAN_INTERRUPT = sys.version_info < (3, 13)
 DEBUGGERS = frozenset(("bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"))
 # Instructions after which the interpreter looks for exceptions of other threads, in the same frame.
 STOPS = ("CALL", "PRECALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
+STRIKING = threading.Lock()  # one watchdog at a time: they change a setting of the interpreter
+
+LOG = logging.getLogger("headrace.runtime")
 
 
 class Watchdog(threading.Thread):
@@ -67,8 +73,11 @@ class Watchdog(threading.Thread):
         seen_s = time.monotonic()
         while not self._closed.wait(self._look_s):
             now_s = time.monotonic()
-            # If this whole process was stopped for a while, no function is to blame.
-            self._look(min(now_s - seen_s, 4 * self._look_s))
+            try:
+                # If this whole process was stopped for a while, no function is to blame.
+                self._look(min(now_s - seen_s, 4 * self._look_s))
+            except Exception:  # this thread must go on: nobody else looks
+                LOG.exception("the watchdog failed; it goes on")
             seen_s = time.monotonic()
 
     def _look(self, passed_s: float) -> None:
@@ -94,7 +103,7 @@ class Watchdog(threading.Thread):
 
     def _interrupt(self, tid: int) -> bool:
         """Interrupt the function until it ends. False if it does not."""
-        until_s = time.monotonic() + GRACE_S
+        until_s = time.monotonic() + (GRACE_S if CAN_INTERRUPT else 0.0)
         while time.monotonic() < until_s and not self._closed.is_set():
             if not self._strike(tid):
                 return True
@@ -104,34 +113,32 @@ class Watchdog(threading.Thread):
 
     def _strike(self, tid: int) -> bool:
         """Raise `Interrupt` in the function, if it can be done now. False if the transaction has ended."""
-        switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(HOLD_S)
-        try:
-            time.sleep(STRIKE_S / 50)  # when it ends, this thread takes the interpreter lock, and keeps it for HOLD_S
-            running, ident = self._running(), self._engine.ident
-            if running is None or running.tid != tid or ident is None:
-                return False
-            frame = sys._current_frames().get(ident)
-            if frame is not None and self._stands_in_function(frame):
-                running.executor.doom_running()
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Interrupt))
-            return True
-        finally:
-            sys.setswitchinterval(switch_s)
+        with STRIKING:
+            switch_s = sys.getswitchinterval()
+            sys.setswitchinterval(HOLD_S)
+            try:
+                time.sleep(STRIKE_S / 50)  # after it, this thread has the interpreter lock, for HOLD_S
+                running, ident = self._running(), self._engine.ident
+                if running is None or running.tid != tid or ident is None:
+                    return False
+                frame = sys._current_frames().get(ident)
+                if frame is not None and self._stands_in_function(frame) and running.executor.doom_running(tid):
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Interrupt))
+                return True
+            finally:
+                sys.setswitchinterval(switch_s)
 
     def _stands_in_function(self, frame: FrameType) -> bool:
-        """Whether the engine's thread runs a function's own code, or what that calls; not the engine's code, nor what
-        the engine calls for itself."""
-        if is_engine(frame) or not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(STOPS):
+        """Whether the engine's thread runs the app's own code, called by a function; not the engine's code, a library,
+        or what the engine calls for itself."""
+        if is_engine(frame) or is_library(frame.f_code.co_filename):
+            return False
+        if not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(STOPS):
             return False
         entered = frame
         while entered.f_back is not None and not is_engine(entered.f_back):
             entered = entered.f_back
         return entered.f_code in self._bodies
-
-
-def is_engine(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith(ENGINE)
 
 
 def codes_of(program: Program) -> frozenset[CodeType]:

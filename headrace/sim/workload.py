@@ -46,7 +46,7 @@ class Hooks:
         if running is not None and self.spun is None:
             if not is_known(running.epoch, running.row) and not (self.may_end and self.chance.random() < 0.4):
                 self.interrupted += 1
-                running.executor.doom_running()
+                assert running.executor.doom_running(running.tid)
                 raise Interrupt
             self.spun, self.decree = running.tid, decree(running.epoch, running.row)
         elif self.worker is not None and self.spun is None:

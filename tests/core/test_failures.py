@@ -24,6 +24,7 @@ from headrace.errors import BadArguments
 from headrace.runtime.failure_log import FULL_MAX, INTERVAL_S, FailureLog
 from headrace.wire.messages import Failure
 from tests.driver import Driver
+from tests.waiting import eventually
 
 app = App("failures")
 account = app.operator("account")
@@ -217,6 +218,66 @@ def test_a_place_is_relative_to_the_folder_from_which_the_app_was_imported(tmp_p
     assert place("shop.orders", f"{root}/shop/orders.py", is_main=True) == "shop/orders.py:2"
     assert place("a.b.c.d.e.f", "/x.py") == "x.py:2"
     assert place("notebook", "<ipython-input-3>") == "<ipython-input-3>:2"
+    assert place("bank", "/srv/caf\udce9.py") == "caf?.py:2"  # a name that is not UTF-8
+
+
+@pytest.mark.parametrize(
+    ("file", "shown"),
+    [
+        ("<stdin>", "<stdin>:3"),
+        ("app.py", "app.py:3"),
+        ("/app.py", "app.py:3"),
+        (f"{Path(json.__file__).parents[2]}/app.py", "app.py:3"),
+        ("/srv/x/app.py", "app.py:3"),
+    ],
+)
+def test_a_place_is_never_in_pythons_own_library(file: str, shown: str) -> None:
+    names: dict[str, Any] = {"__name__": "app"}
+    exec(compile("def fail(ctx):\n    import json\n    json.loads('x')\n", file, "exec"), names)  # noqa: S102
+    with pytest.raises(json.JSONDecodeError) as caught:
+        names["fail"](None)
+    assert place_of(caught.value, names["fail"]) == shown
+
+
+def test_a_place_may_be_in_another_module_of_an_installed_app() -> None:
+    helper: dict[str, Any] = {"__name__": "shop.prices"}
+    site = "/venv/lib/python3.11/site-packages"
+    exec(compile("def price():\n    1 / 0\n", f"{site}/shop/prices.py", "exec"), helper)  # noqa: S102
+    names: dict[str, Any] = {"__name__": "shop.orders", "price": helper["price"]}
+    exec(compile("def fail(ctx):\n    price()\n", f"{site}/shop/orders.py", "exec"), names)  # noqa: S102
+    with pytest.raises(ZeroDivisionError) as caught:
+        names["fail"](None)
+    assert place_of(caught.value, names["fail"]) == "shop/prices.py:2"
+
+
+def test_a_file_whose_name_is_not_utf_8_and_a_broken_handler_do_not_stop_the_runtime(tmp_path: Path) -> None:
+    odd = App("odd")
+    shelf = odd.operator("shelf")
+    names: dict[str, Any] = {"__name__": "odd"}
+    exec(compile("def fail(ctx):\n    raise ValueError\n", "/srv/caf\udce9.py", "exec"), names)  # noqa: S102
+    fail = shelf.register(names["fail"])
+
+    def refuse(record: logging.LogRecord) -> bool:
+        raise TypeError("a filter that fails")
+
+    log = logging.getLogger("headrace.functions")
+    with Runtime(odd, store=str(tmp_path / "store")) as runtime:
+        for _ in range(2):
+            assert runtime.client.batch([(fail, "a")]).failures[0].where == "caf?.py:2"
+        log.addFilter(refuse)
+        try:
+            assert runtime.client.batch([(fail, "a")]).failures[0].where == "caf?.py:2"
+            assert runtime.client.batch([(fail, "a")]).failures[0].where == "caf?.py:2"
+        finally:
+            log.removeFilter(refuse)
+        assert runtime.health()["status"] == "ok"
+
+
+def test_the_log_shows_what_is_in_a_group_and_notes() -> None:
+    error = ExceptionGroup("several", [KeyError("one"), ValueError("two")])
+    error.add_note("look at the orders")
+    [traced] = trace_of(error, "ExceptionGroup", "several (2 sub-exceptions)")
+    assert traced.message == "several (2 sub-exceptions) [KeyError: 'one'; ValueError: two]\nlook at the orders"
 
 
 def test_a_deep_traceback_is_shortened() -> None:
@@ -365,6 +426,13 @@ def test_tracebacks_of_one_place_are_limited_per_minute_and_the_rest_counted(cap
         "account.spend of 'a' failed at bank.py",
     ]
     assert {record.levelname for record in caplog.records} == {"ERROR"}
+    log.sum_up()
+
+
+def test_the_rest_is_summed_up_though_nothing_more_fails(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog(interval_s=0.05)
+    log.write(LogFailures([failed_run(tid) for tid in range(FULL_MAX + 7)], {}))
+    eventually(lambda: "account.spend failed 7 more times at bank.py:3" in caplog.text)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -388,6 +456,13 @@ def test_raise_any_raises_the_first_failure_with_its_row_function_and_key() -> N
             client.map(spend, ["a", "z"], [(0,), (7,)]).raise_any()
         with pytest.raises(Aborted, match=r"^row 0 of 1, account.spend of 'z': "):
             asyncio.run(client.abatch([(spend, "z", 7)])).raise_any()
+        with pytest.raises(Aborted, match=r"^row 0 of 1, account.spend of 'z': "):
+            client.batch((spend, "z", 7) for _ in range(1)).raise_any()  # type: ignore[arg-type]
+        calls = [(spend, "y", 7), (spend, "z", 7)]
+        replies = client.batch(calls)
+        calls.clear()
+        with pytest.raises(Aborted, match=r"^row 0 of 2, account.spend of 'y', and 1 more failed: "):
+            replies.raise_any()
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------

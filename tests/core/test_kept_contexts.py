@@ -63,7 +63,12 @@ def typed(ctx: Any) -> None:
 
 @box.register
 def method_only(ctx: Any) -> None:
-    kept.append(ctx.put)
+    kept.extend([ctx.put, ctx.call_async])
+
+
+@box.register
+def with_locals(ctx: Any) -> None:
+    kept.append(locals()["ctx"])
 
 
 @box.register
@@ -101,7 +106,7 @@ def nothing_kept() -> None:
     kept.clear()
 
 
-@pytest.mark.parametrize("function", [plain, waiting, with_chance, failing, expiring, typed])
+@pytest.mark.parametrize("function", [plain, waiting, with_chance, failing, expiring, typed, with_locals])
 @pytest.mark.parametrize("use", USES)
 def test_a_context_that_is_used_after_its_call_raises(use: str, function: Any) -> None:
     with Runtime(app) as runtime:
@@ -126,6 +131,41 @@ def test_another_transaction_that_uses_it_aborts(workers: int) -> None:
     assert failed.failure.code == "bad_call"
     assert "box.plain is used after the call" in failed.failure.message
     assert fine.ok
+
+
+@pytest.mark.parametrize("function", [plain, waiting, with_chance, failing, expiring, typed, with_locals])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_on_workers_all_kept_contexts_raise(workers: int, function: Any) -> None:
+    driver = Driver(app, workers=workers)
+    run_on_workers(driver, [(function, key) for key in "abcdef"])
+    assert len(kept) >= 6
+    for ctx in kept:
+        for use in USES.values():
+            with pytest.raises(BadCall, match="is used after the call"):
+                use(ctx)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_raises_as_soon_as_the_call_has_ended(workers: int) -> None:
+    """Also in the same epoch."""
+    driver = Driver(app, workers=workers)
+    (token,) = driver.submit_at(driver.now_us, ("both", [(plain, "a"), (use_kept, "b")]))
+    driver.settle()
+    fine, failed = driver.replies[token]
+    assert fine.ok
+    assert failed.failure is not None
+    assert failed.failure.code == "bad_call"
+
+
+def test_a_method_that_is_kept_raises_and_no_call_gets_into_another_transaction() -> None:
+    with Runtime(app) as runtime:
+        runtime.client.call(method_only, "a")
+        put, call_async = kept
+        for use in (lambda: put(1), lambda: call_async(honest, "stray", 1)):
+            with pytest.raises(BadCall, match="is used after the call"):
+                use()
+        runtime.client.call(honest, "b", 0)
+        assert runtime.state(box) == {"b": 0}
 
 
 def test_a_thread_that_a_function_left_behind_gets_an_error() -> None:
@@ -157,6 +197,7 @@ def test_a_thread_that_a_function_left_behind_gets_an_error() -> None:
 def test_which_functions_could_keep_their_context_is_read_from_their_code() -> None:
     assert [may_keep(each.body) for each in (plain, waiting, with_chance, failing, expiring, typed)] == [True] * 6
     assert may_keep(method_only.body)
+    assert may_keep(with_locals.body)
     assert not may_keep(honest.body)
     assert not may_keep(use_kept.body)
     assert may_keep(print)

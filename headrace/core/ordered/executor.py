@@ -29,7 +29,6 @@ from typing import Any
 from headrace.core import order
 from headrace.core.bindings import Bindings
 from headrace.core.epoch_changes import Changes, OperatorChanges
-from headrace.core.lent import expire
 from headrace.core.ordered.chains import (
     NOT_YET,
     PREDICTED,
@@ -426,14 +425,6 @@ class OrderedExecutor(Repair):
                     afters.append(after)
         return {name: changed for name, changed in changes.items() if changed.keys}
 
-    def _call_in(self) -> None:
-        """Nothing runs: contexts that functions may have kept raise from now on."""
-        for binding in self.bindings.by_number:
-            if binding.entry.keeps_context and binding.context.key is not None:
-                for context in [binding.context, *self.spare.pop(binding, [])]:
-                    expire(context)
-                binding.bind(self._context(binding))
-
     def finish(self, part: EpochPart) -> None:
         """An epoch is final: drop its records."""
         for call in list(part.waiting):  # of aborted transactions: they will get no answer
@@ -444,7 +435,6 @@ class OrderedExecutor(Repair):
             self.aborted.clear()
             for chains in self.chains.values():
                 chains.clear()
-            self._call_in()
             return
         last = part.tids[-1]
         for chains in self.chains.values():
