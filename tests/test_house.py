@@ -45,7 +45,6 @@ STATE = {
     f"headrace.core.{name}" for name in ("program", "state", "epoch", "backend")
 }  # what declared transactions may use of the core
 CHANCE = ROOT / "model" / "chance.py"  # the one pure file that knows `random`: what functions draw is seeded
-SERIAL = ROOT / "core" / "serial.py"  # the one that knows `sys`: it counts references to a context
 OUTSIDE = {  # modules by which the world could get into the pure parts
     *(
         "time",
@@ -164,8 +163,6 @@ def test_the_pure_parts_touch_nothing_outside(path: Path) -> None:
     touched = {name.split(".")[0] for name in imports_of(path)} & OUTSIDE
     if path == CHANCE:
         touched -= {"random"}
-    if path == SERIAL:
-        touched -= {"sys"}
     assert not touched, f"{show(path)} imports {touched}"
 
 

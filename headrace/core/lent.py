@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, Never
@@ -21,7 +20,7 @@ from headrace.model.context import Context
 
 PLAIN = frozenset(("tid", "now", "random", "key"))  # attributes that are not methods
 SEEING_ALL = frozenset(("locals", "vars", "eval", "exec", "dir", "globals", "_getframe", "currentframe", "stack"))
-METHOD_BIT = 1 if sys.version_info >= (3, 12) else 0  # of LOAD_ATTR: it takes a method to call it at once
+METHOD_BIT = 0 if "PRECALL" in dis.opmap else 1  # of LOAD_ATTR, from 3.12 on: it takes a method to call it at once
 
 Body = Callable[..., Any]
 

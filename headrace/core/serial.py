@@ -20,7 +20,6 @@ Never here: time, request ids, epochs' ends.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -77,7 +76,6 @@ class SerialExecutor:
         self.bindings = Bindings(program, state, self._bind)
         for binding in self.bindings.by_number:
             binding.bind(self._context(binding))
-        self.references = max(map(references_of, self.bindings.by_number), default=0)
 
     @property
     def running(self) -> int:
@@ -206,9 +204,6 @@ class SerialExecutor:
                     failure = self._failure(error, binding, key)
                 else:
                     failure = fail(error, binding, key, epoch)
-                drop_frames(error, None)  # what they leave behind runs now
-                if count_references(context) > self.references:
-                    self._retire(context)
                 if undo or is_stored or transaction.is_marked or root.states.get(root_key, missing) is not first:
                     self._roll_back(root, root_key, first, is_stored)
                 else:
@@ -297,8 +292,7 @@ class SerialExecutor:
             context._binding.bind(self._context(context._binding))
 
     def _retire(self, context: SerialContext) -> None:
-        """A call failed: what its function still does, such as in a `finally`, has no effect. (If nobody else refers to
-        the context, nothing can.)"""
+        """A call that waited has failed: what its function still does, such as in a `finally`, has no effect."""
         self._keep_waiting(context)
         context.retire(self.dead)
 
@@ -342,16 +336,6 @@ class SerialExecutor:
                     check_place(raised)
                     error = type(error)(*error.args).with_traceback(raised.__traceback__)
         return self.traces.failure(error, binding, key, transaction.epoch)
-
-
-drop_frames = BaseException.with_traceback  # with None: the frames in which it was raised are freed
-count_references = sys.getrefcount
-
-
-def references_of(binding: Binding) -> int:
-    """How many refer to the context of the next call, if nobody does who should not; counted as in the hot loop."""
-    context = binding.context
-    return count_references(context)
 
 
 Walk = Generator[tuple[Binding, Key], None, Need | None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,8 +61,10 @@ def keeps_at_once(right: Any) -> Any:
 
 def saves_at_once(right: Any) -> Any:
     def save(self: journal.Journal) -> None:
-        self.follows_from = 0
+        self.follows_from, unkept = 0, self.unkept
+        self.unkept = deque()
         right(self)
+        self.unkept = unkept
 
     return save
 
@@ -442,7 +445,7 @@ DURABLE_MUTANTS = (
     Mutant("a change of an older version counts as another", changelog, "same_renewed", compares_bytes, 260),
     Mutant("the state of an older version stays as it was", migration, "fill", fills_in_nothing, 451),
     Mutant("the log has no fence", log.Log, "_check_fence", never_looks, 4),
-    Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends),
+    Mutant("the log checks its fence, and then writes", log.Log, "append", checks_then_appends, 263),
     Mutant("the log is not synced", log.Log, "_grow", never_syncs),
     Mutant("who takes over trusts the page cache", takeover, "find_end", trusts_the_cache, 12),
     Mutant("checksums of the log are not compared", frames, "decode_frame", checks_no_sums, 12),

@@ -10,6 +10,9 @@ import pytest
 
 from headrace import Abort, App, Context, HeadraceError, Runtime
 
+# What is left behind gets an error when it uses its context, wherever Python's garbage collector runs it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 app = App("after_an_abort")
 item = app.operator("item")
 

@@ -8,8 +8,8 @@ MISTAKES = (
     Mistake(
         "A client gets the replies of a loop over the log.",
         "headrace/core/egress.py",
-        "at = len(tids) - start",
-        "at = -start",
+        "at, found = len(tids) - start, epoch.failures",
+        "at, found = -start, epoch.failures",
     ),
     Mistake(
         "Threads that call at the same time lose nothing and duplicate nothing.",
@@ -68,8 +68,8 @@ MISTAKES = (
     Mistake(
         "What cannot be interrupted ends the runtime, and the next start goes on after it.",
         "headrace/runtime/inprocess.py",
-        "if not keeper.close_with(Decree({tid: decree(epoch, row)})):",
-        "if keeper.close():  # type: ignore[func-returns-value]",
+        "lost = keeper.close_with(Decree({tid: decree(epoch, row)}))",
+        "lost = keeper.close()  # type: ignore[func-returns-value]",
     ),
     Mistake(
         "Then `headrace run` starts itself again, in the same process.",

@@ -74,10 +74,10 @@ MISTAKES = (
         "",
     ),
     Mistake(
-        "A context that is used after its call raises, once the epoch of the call has run.",
+        "A context, or a method of it, that is used after its call raises.",
         "headrace/core/lent.py",
-        "        context.__class__ = expired(kind)\n",
-        "        expired(kind)\n",
+        "            return body(lent, *args)\n        finally:\n            lent._context = None\n",
+        "            return body(lent, *args)\n        finally:\n            pass\n",
     ),
     Mistake(
         "A caller can neither catch what a callee raised, nor write after it.",

@@ -169,7 +169,8 @@ class Deferred:
             try:
                 self.program.functions[fire].admit((responded.result, responded.failure))
             except BadRequest as error:  # too large with the rest of the row, or not a valid value
-                responded = Responded(responded.call, None, str(error))
+                room = self.program.config.value_bytes_max * 3 // 4  # it must fit itself
+                responded = Responded(responded.call, None, str(error).encode()[:room].decode(errors="ignore"))
             self.responses[responded.call] = responded
 
     # --- what is to be done ---
