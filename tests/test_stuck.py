@@ -392,7 +392,7 @@ def test_the_watchdog_leaves_the_interpreter_as_it_was() -> None:
         for runtime in runtimes:
             with contextlib.suppress(Stopped):
                 runtime.close()
-    assert sys.getswitchinterval() == before_s
+    eventually(lambda: sys.getswitchinterval() == before_s)
     eventually(lambda: not any(each.name == "headrace-watchdog" for each in threading.enumerate()))
 
 
