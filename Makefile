@@ -35,6 +35,12 @@ bench: install
 	$(BIN)/headrace bench tables --save benchmarks/results/tables.json
 	$(BIN)/headrace bench snapshots --save benchmarks/results/snapshots.json
 	$(BIN)/headrace bench recovery --save benchmarks/results/recovery.json
+	for state in struct dataclass decimal wide; do \
+	    $(BIN)/headrace bench ycsb --state $$state --save benchmarks/results/state_$$state.json && \
+	    $(BIN)/headrace bench ycsb --state $$state --durable --save benchmarks/results/state_$${state}_durable.json && \
+	    $(BIN)/headrace bench ycsb --state $$state --workers 2 --save benchmarks/results/state_$${state}_2_workers.json \
+	    || exit 1; done
+	$(BIN)/python benchmarks/speed.py
 
 docs: install
 	$(BIN)/python -m pytest tests/test_docs.py tests/test_examples.py
