@@ -176,6 +176,7 @@ class Keeper:
             case Append():
                 self._last = effect.number
                 self._records.put(self.store_work.encode(effect))
+                time.sleep(0)  # lets the log's thread begin, which then waits for the disk without the interpreter
             case Check():
                 self._records.put(effect)
             case Keep(epoch, changes):
