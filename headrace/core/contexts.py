@@ -241,8 +241,10 @@ class SerialContext(Deferring):
         return call
 
     def call_async(self, function: Function | str, key: Any, /, *args: Any, **kwargs: Any) -> None:
-        if kwargs:
-            args = self._bind(function, args, kwargs)
+        self.call_by_position(function, key, *(self._bind(function, args, kwargs) if kwargs else args))
+
+    def call_by_position(self, function: Function | str, key: Any, /, *args: Any) -> None:
+        """`call_async` without keyword arguments. (To take them costs every call a dict.)"""
         try:
             binding = self._functions[function]
             fits, kind = binding.fits, type(key)
@@ -364,6 +366,11 @@ def serial_context(codec: Codec) -> type[SerialContext]:
     names = {"DecodeError": msgspec.DecodeError, "get_any": SerialContext.get}
     get = codec.native.compile_reading(GET, "get", **names)
     return type("RecordContext", (SerialContext,), {"__slots__": (), "get": get, "put": put})
+
+
+def positional(kind: type[SerialContext]) -> type[SerialContext]:
+    """The same class of contexts, for functions that make no call with keyword arguments."""
+    return type(kind.__name__, (kind,), {"__slots__": (), "call_async": SerialContext.call_by_position})
 
 
 class TrackedContext(SerialContext):

@@ -1,4 +1,6 @@
-"""Contexts that functions keep: a context is for one call, and raises if it is used after it.
+"""What the code of a function shows: whether it could keep its context, and whether it passes keyword arguments.
+
+A context is for one call, and raises if it is used after it.
 
 The engine uses a context again for the next call, so a kept one would act on another call's entity. Most functions
 only ever write `ctx.something(...)`, and cannot keep it: their code is read once, and they get the context itself. The
@@ -20,6 +22,7 @@ from headrace.model.context import Context
 
 PLAIN = frozenset(("tid", "now", "random", "key"))  # attributes that are not methods
 SEEING_ALL = frozenset(("locals", "vars", "eval", "exec", "dir", "globals", "_getframe", "currentframe", "stack"))
+WITH_KEYWORDS = frozenset(("KW_NAMES", "CALL_KW", "CALL_FUNCTION_KW", "CALL_FUNCTION_EX"))
 METHOD_BIT = 0 if "PRECALL" in dis.opmap else 1  # of LOAD_ATTR, from 3.12 on: it takes a method to call it at once
 
 Body = Callable[..., Any]
@@ -46,6 +49,17 @@ def code_may_keep(code: CodeType) -> bool:
         if step.opname == "LOAD_FAST" and step.argval == name and not is_use(following):
             return True
     return False
+
+
+def uses_keywords(body: Any) -> bool:
+    """Whether a function could pass keyword arguments to anything that it calls."""
+    code = getattr(body, "__code__", None)
+    return code is None or code_uses_keywords(code)
+
+
+@functools.lru_cache(4096)
+def code_uses_keywords(code: CodeType) -> bool:
+    return any(step.opname in WITH_KEYWORDS for step in dis.get_instructions(code))
 
 
 def is_use(step: dis.Instruction | None) -> bool:

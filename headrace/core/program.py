@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.config import Config
 from headrace.core.later.builtin import BUILT_IN
-from headrace.core.lent import lending, may_keep
+from headrace.core.lent import lending, may_keep, uses_keywords
 from headrace.core.placement import CACHE_MAX, shard_of
 from headrace.core.signature import Args as Args
 from headrace.core.signature import Signature, declared_codec, never
@@ -167,6 +167,7 @@ class Entry:
         "fits",
         "function",
         "is_plain",
+        "is_positional",
         "name",
         "number",
         "operator",
@@ -182,6 +183,7 @@ class Entry:
         self.fits: Callable[[Args], bool]
         if twin is None:
             self.body, self.signature = function.by_position, Signature(function, values)
+            self.is_positional = not may_keep(function.body) and not uses_keywords(function.body)
             if function.operator.name != RESERVED and may_keep(function.body):
                 self.body = lending(self.body, self.name, function.is_async)
             self.result = self.signature.result
@@ -189,7 +191,7 @@ class Entry:
             self.sealed = Entry(function, values, number + 1, twin=self)
         else:
             self.signature, self.sealed, self.fits, self.result = twin.signature, self, never, twin.result
-            body, decode = twin.body, values.decode
+            body, decode, self.is_positional = twin.body, values.decode, twin.is_positional
             self.body = lambda context, data: body(context, *decode(data))
 
     def admit(self, args: Args, is_checked: bool = False) -> tuple[Entry, Args]:

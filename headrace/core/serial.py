@@ -34,6 +34,7 @@ from headrace.core.contexts import (
     Untracked,
     cannot_await,
     dead_transaction,
+    positional,
     serial_context,
     too_deep,
     too_many_calls,
@@ -73,6 +74,7 @@ class SerialExecutor:
             name: serial_context(program.states[name]) if operator.ttl_us is None else Expiring
             for name, operator in program.operators.items()
         }
+        self.positional = {name: positional(kind) for name, kind in self.kinds.items()}
         self.bindings = Bindings(program, state, self._bind)
         for binding in self.bindings.by_number:
             binding.bind(self._context(binding))
@@ -107,7 +109,8 @@ class SerialExecutor:
         return binding
 
     def _context(self, binding: Binding) -> SerialContext:
-        return self.kinds[binding.operator.name](self.bindings, self.transaction, binding)
+        kinds = self.positional if binding.entry.is_positional else self.kinds
+        return kinds[binding.operator.name](self.bindings, self.transaction, binding)
 
     def _bound(self, epoch: Epoch, start: int, stop: int | None) -> list[Binding]:
         """The bindings of these rows. Rows that abort by decree get one that fails."""
@@ -136,7 +139,8 @@ class SerialExecutor:
         keys, rows = (epoch.keys[start:stop], epoch.args[start:stop]) if start or stop else (epoch.keys, epoch.args)
         for root, root_key, args in zip(self._bound(epoch, start, stop), keys, rows, strict=True):
             try:
-                binding, key, transaction.bytes_left, is_stored = root, root_key, bytes_max, False
+                binding, key, is_stored = root, root_key, False
+                transaction.bytes_left = bytes_max
                 context, states = binding.context, binding.states
                 context.key = key
                 context._state = before = first = states.get(key, missing)

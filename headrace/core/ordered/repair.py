@@ -19,7 +19,15 @@ from collections import defaultdict
 from typing import Any
 
 from headrace.core import order
-from headrace.core.contexts import Awaitable, OrderedContext, Transaction, cannot_await, dead_transaction, too_deep
+from headrace.core.contexts import (
+    Awaitable,
+    OrderedContext,
+    Transaction,
+    cannot_await,
+    dead_transaction,
+    positional,
+    too_deep,
+)
 from headrace.core.later.expiring import ExpiringOrdered
 from headrace.core.ordered.chains import (
     NOT_YET,
@@ -46,6 +54,7 @@ from headrace.errors import LimitReached
 from headrace.wire.values import HIGH, LOW, MISSING, Key, same, size_of
 
 NESTED_MAX = 16
+POSITIONAL: dict[Any, Any] = {kind: positional(kind) for kind in (OrderedContext, ExpiringOrdered)}
 
 
 class Repair(Exchange):
@@ -579,6 +588,7 @@ class Repair(Exchange):
 
     def _context(self, binding: OrderedBinding) -> OrderedContext:
         kind = OrderedContext if binding.operator.ttl_us is None else ExpiringOrdered
+        kind = POSITIONAL[kind] if binding.entry.is_positional else kind
         return kind(self.bindings, self.transaction, binding, self.time_of)
 
     @abstractmethod
