@@ -425,7 +425,7 @@ DURABLE_MUTANTS = (
     Mutant("firings that aborted are not in the snapshot", deferred.Deferred, "describe", leaves_out("spent", {}), 24),
     Mutant("a schedule forgets when it was last due", deferred.Deferred, "restore", forgets_last_moments, 4),
     Mutant("a schedule makes up for every moment it missed", cron.Interval, "before", makes_up_for_all, 4),
-    Mutant("calls come before timers that are due", engine.Engine, "defer", takes_calls_first, 146),
+    Mutant("calls come before timers that are due", engine.Engine, "defer", takes_calls_first, 259),
     Mutant("calls that wait are timed after a timer that is due", epoch.Epoch, "has_calls", sees_no_calls, 146),
     Mutant("calls are logged before the replay has ended", engine.Engine, "inherit", takes_calls_in_a_replay, 146),
     Mutant("the counter of TIDs is not in the snapshot", sequencing.Sequencing, "describe", leaves_out("lc", 0), 4),

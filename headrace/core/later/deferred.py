@@ -195,6 +195,7 @@ class Deferred:
                 rows.append((fire, key, (responded.result, responded.failure)))
                 del self.responses[key]
         timed: list[tuple[int, DeferredRow]] = []  # with the time at which each is due
+        missed: list[int] = []  # when schedules were first due
         while self.heap and self.heap[0][0] <= now_us and len(rows) + len(timed) < ROWS_MAX:
             due_us, key = heapq.heappop(self.heap)
             if self.timers.get(key) == due_us and key not in self.fired and key not in self.spent:
@@ -209,6 +210,7 @@ class Deferred:
             elif tick_us is not None:
                 call = (tick_us, schedule.function, schedule.of, schedule.args)
                 timed.append((tick_us, (tick, schedule.key, call)))
+                missed.append(schedule.when.after(last_us))  # it may have been due before, and is called once
         timed.sort(key=itemgetter(0))
         rows += [row for _, row in timed]
         self.fired.update(key for _, key, _ in rows)
@@ -226,7 +228,8 @@ class Deferred:
         ids = [f"headrace/{function.name}/{key}" for function, key, _ in rows]
         batch = Batch(FromEngine(ids), entries, [key for _, key, _ in rows], arguments)
         is_more = bool(self.heap) and self.heap[0][0] <= now_us
-        return DeferredRows(batch, timed[0][0] if timed else None, is_more)
+        first_us = min([*missed, *(due_us for due_us, _ in timed[:1])], default=None)
+        return DeferredRows(batch, first_us, is_more)
 
     def next_due_us(self, now_us: int) -> int | None:
         """When there is something to log, as far as known."""
