@@ -7,7 +7,7 @@ Never here: earlier requests, state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -62,11 +62,10 @@ class Admission:
                 return Batch(origin, [entry] * len(keys), keys, args)
         except UnknownFunction:
             pass
-        rows: list[Any] = [(function, key, row) for key, row in zip(keys, args, strict=True)]
-        return self.admit_rows(origin, rows, are_keys)
+        return self.admit_rows(origin, zip([function] * len(keys), keys, args, strict=True), are_keys)
 
     def admit_rows(
-        self, origin: Origin, calls: list[tuple[Any, Any, Any] | BadRequest], are_keys: bool = False
+        self, origin: Origin, calls: Iterable[tuple[Any, Any, Any] | BadRequest], are_keys: bool = False
     ) -> Batch:
         """Calls are `(function, key, args)`, or the error of an invalid call. With `are_keys`, the keys are checked."""
         entries: list[Entry] = []
@@ -75,6 +74,7 @@ class Admission:
         refused: dict[int, Failure] = {}
         sizes: list[int] = []
         last, found = None, None  # a function, and its entry
+        code, name = BadArguments.code, BadArguments.__name__
         for position, call in enumerate(calls):
             try:
                 if isinstance(call, BadRequest):
@@ -91,7 +91,7 @@ class Admission:
                 if not entry.fits(args):
                     trouble = entry.signature.trouble(args)
                     if trouble is not None:
-                        refused[position] = Failure(BadArguments.code, BadArguments.__name__, trouble)
+                        refused[position] = Failure(code, name, trouble)
                         continue
                     entry, args = entry.admit(args, is_checked=True)
             except BadRequest as error:

@@ -67,7 +67,9 @@ class Submission:
                 continue
             if epoch.failures:
                 at, found = len(tids) - start, epoch.failures
-                if stop - start < len(found):
+                if stop - start == len(epoch):
+                    failures.update(zip(map(at.__add__, found), found.values(), strict=True))
+                elif stop - start < len(found):
                     failures.update({at + row: found[row] for row in range(start, stop) if row in found})
                 else:
                     failures.update({at + row: why for row, why in found.items() if start <= row < stop})

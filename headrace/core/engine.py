@@ -385,7 +385,8 @@ class Engine:
     def settle(self, epoch: Epoch, first: int = 0) -> None:
         """The rows from this one on that have an outcome are final. Aborts, which the app raises itself, need nothing
         more."""
-        failed = [row for row, why in epoch.failures.items() if why.code != Aborted.code and row >= first]
+        aborted = Aborted.code
+        failed = [row for row, why in epoch.failures.items() if why.code != aborted and row >= first]
         if failed:
             self._note_failed(epoch, failed)
             self._decree(epoch, failed)

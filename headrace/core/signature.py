@@ -21,7 +21,7 @@ from headrace.model.operator import Function
 from headrace.wire.from_json import Convert, Converters, NotConverted, mentions_decimal
 from headrace.wire.hints import Unsupported, name_of
 from headrace.wire.typed_values import Codec, codec_for
-from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values
+from headrace.wire.values import HIGH, INT_MAX, INT_MIN, KEPT, LOW, Values, shown
 
 TOGETHER = 4_096  # calls checked at once: if their total is within the limit of one, each is
 
@@ -39,8 +39,8 @@ class Signature:
         self.keywords = Keywords(function.parameters)
         self.names = [parameter.name for parameter in function.parameters]
         self.hints = [hints.get(name, Any) for name in self.names]
-        shown = (f"{n}: {name_of(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
-        self.text = f"{self.name}({', '.join(shown)})"
+        each = (f"{n}: {name_of(h)}" if h is not Any else n for n, h in zip(self.names, self.hints, strict=True))
+        self.text = f"{self.name}({', '.join(each)})"
         self.least = sum(parameter.default is parameter.empty for parameter in named)
         self.most = len(named)
         exact = not self.variadic and self.least == self.most
@@ -54,6 +54,7 @@ class Signature:
             trouble = None if parameter.default is parameter.empty else codec.fault(parameter.default)
             if trouble is not None:
                 raise ModelError(f"{self.name}: the default of parameter {parameter.name!r}: {trouble}")
+        self.trouble = self._compile_trouble() if self.is_scalar and self.most else self._trouble
 
     def compile_fits(self) -> Callable[[Args], bool]:
         """A fast check for the common case: the right number of arguments, each a small scalar of exactly the annotated
@@ -118,7 +119,26 @@ def fits(args):
             for arg in args
         )
 
-    def trouble(self, args: Args) -> str | None:
+    def _compile_trouble(self) -> Callable[[Args], str | None]:
+        """`_trouble` with a short way for the usual mistake, an argument of another type."""
+        names = [f"a{at}" for at in range(self.most)]
+        lines = ["def trouble(args):", f"    if len(args) == {self.most}:", f"        [{', '.join(names)}] = args"]
+        for at, (name, hint) in enumerate(zip(names, self.hints, strict=True)):
+            kinds = "(float, int)" if hint is float else f"({hint.__name__},)"
+            lines += [
+                f"        if type({name}) not in {kinds}:",
+                f"            return f'{{wanted[{at}]}}{{shown({name})}} ({{type({name}).__name__}})'",
+            ]
+        wanted = [
+            f"{self.text}: {name!r}: wanted {codec.type.text}, found "
+            for name, codec in zip(self.names, self.codecs, strict=True)
+        ]
+        namespace: dict[str, Any] = {"wanted": wanted, "shown": shown, "slowly": self._trouble}
+        exec("\n".join([*lines, "    return slowly(args)"]), namespace)  # noqa: S102 no text of the user's gets in
+        trouble: Callable[[Args], str | None] = namespace["trouble"]
+        return trouble
+
+    def _trouble(self, args: Args) -> str | None:
         """Why the arguments do not have the annotated types, if they do not. (A refusal costs less without raising.)"""
         if not self.takes(len(args)):
             return f"{self.text} takes {self._count()}, got {len(args)}"

@@ -77,8 +77,10 @@ def with_refused(answers: Answers, ids: RequestIds, refused: dict[int, Failure])
     failures = {rows[at]: failure for at, failure in answers.failures.items()} | refused
 
     def spread(column: Sequence[Any]) -> list[Any]:
-        values = iter(column)
-        return [None if at in refused else next(values) for at in places]
+        values: list[Any] = [None] * len(places)
+        for at, value in zip(rows, column, strict=True):
+            values[at] = value
+        return values
 
     return Answers(ids, spread(answers.tids), spread(answers.epochs), spread(answers.results), failures)
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace import App, Config, Runtime
+from headrace.core.program import Program
 from headrace.errors import BadArguments, BadRequest, RequestIdReused, TooLarge
 from tests.core.shop import REFUSED, add, app, item, two_texts
 
@@ -146,6 +150,33 @@ def test_arguments_that_break_the_conversion_they_are_compared_with_are_refused(
         reply = runtime.client.batch([(take, "k", {"x": 1})])[0]
         assert reply.failure is not None
         assert (reply.status, reply.failure.code) == ("refused", "bad_arguments")
+
+
+SCALARS = (int, str, float, bool)
+GIVEN = st.one_of(
+    st.integers(-(1 << 70), 1 << 70),
+    st.text(max_size=70),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.binary(max_size=70),
+)
+
+
+@given(st.lists(st.sampled_from(SCALARS), min_size=1, max_size=3), st.lists(GIVEN, max_size=4))
+def test_the_short_way_to_refuse_arguments_says_what_the_long_one_says(hints: list[type], given: list[Any]) -> None:
+    fresh = App("fresh")
+    names = ("first", "second", "third")[: len(hints)]
+
+    def take(ctx: Any, *args: Any) -> None: ...
+
+    own = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("ctx", *names)]
+    take.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    take.__annotations__ = dict(zip(names, hints, strict=True))
+    function = fresh.operator("one").register(take)
+    signature = Program(fresh, Config()).find(function).signature
+    assert signature.trouble != signature._trouble
+    assert signature.trouble(tuple(given)) == signature._trouble(tuple(given))
 
 
 def test_a_large_call_can_be_repeated_with_its_request_id() -> None:
